@@ -174,7 +174,7 @@ def _with_build(
         return replace(facts, model_problem=problem)
     draft, _ = _header(files, profile.speculation.draft_model)
     settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
-    return replace(facts, model=model, estimate=estimate(model, settings))
+    return replace(facts, model=model, draft=draft, estimate=estimate(model, settings))
 
 
 def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str]:

@@ -356,6 +356,7 @@ class ServerFacts:
     devices: tuple[OffloadDevice, ...] | None = None
     model: ModelFacts | None = None
     model_problem: str | None = None
+    draft: ModelFacts | None = None
     estimate: Estimate | None = None
     n_slots: int | None = None
     locking: Locking | None = None
@@ -428,6 +429,12 @@ class Facts:
         """The model that is served."""
         server = self.unit()
         return need(server.model, f"the header of the served model{_because(server.model_problem)}")
+
+    def drafter(self) -> ModelFacts:
+        """What drafts: a file of its own where the command line names one, else the model."""
+        if self.settings().speculation.draft_model is None:
+            return self.model()
+        return need(self.unit().draft, "the header of the draft model")
 
     def log(self) -> LogFacts:
         """What the unit wrote since it was started."""

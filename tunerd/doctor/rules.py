@@ -840,20 +840,22 @@ def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float, BreakEven
     f"{CARD_12_GB}, checklist point 5",
 )
 def _head_quant(facts: Facts) -> Iterator[Message | Missing]:
-    if MTP not in facts.settings().speculation.kinds:
+    speculation = facts.settings().speculation
+    if MTP not in speculation.kinds:
         return
-    model = facts.model()
+    model = facts.drafter()
     if not model.has_mtp:
         return
     bits = need(_bits(model.mtp_types), "the types of the MTP block's weights")
     if bits >= _SMALL_BITS:
         return
     ratio, wanted, _ = _acceptance(facts, facts.traffic())
+    key = "model.path" if speculation.draft_model is None else "speculation.draft_model"
     if ratio < wanted:
         yield _warns(
             f"the MTP block has {bits:.1f} bits per weight ({model.mtp_types[0][0]}), and only "
             f"{ratio:.0%} of what it drafts is accepted",
-            "try a file whose MTP block has 6 or 8 bits: `tunerd plan PROFILE --set model.path=FILE`",
+            f"try a file whose MTP block has 6 or 8 bits: `tunerd plan PROFILE --set {key}=FILE`",
         )
 
 
@@ -946,15 +948,15 @@ def _slots(facts: Facts) -> Iterator[Message | Missing]:
 
 @_rule(
     "model-without-mtp",
-    "MTP with a model that has no MTP block",
+    "MTP with a file that has no MTP block",
     "an MTP block comes from training; a server that is asked for MTP without one exits at its start",
     f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
 )
 def _model_without(facts: Facts) -> Iterator[Message | Missing]:
     settings = facts.settings()
-    if MTP not in settings.speculation.kinds or settings.speculation.draft_model is not None:
+    if MTP not in settings.speculation.kinds:
         return iter(())
-    return checks.check_mtp_block(settings, facts.model())
+    return checks.check_mtp_block(settings, facts.drafter())
 
 
 @_rule(

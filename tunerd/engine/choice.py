@@ -15,9 +15,9 @@ from tunerd.engine import builds
 from tunerd.engine.capabilities import Engine, Found, OffloadDevice
 from tunerd.engine.flags import (
     ENGINE_VARIABLES,
-    KINDS_WITH_DRAFT_FILE,
     CommandLine,
     RenderContext,
+    drafts_with_probability,
     render,
 )
 from tunerd.engine.serving import environment_with, read_live_unit
@@ -132,7 +132,8 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
         return path
     folders, name = ctx.settings.models.dirs, resolved.profile.model.name
     find = partial(find_models, folders, ModelFiles(ctx.paths.cache_dir, ctx.files))
-    needs_mtp = "mtp" in resolved.profile.speculation.kinds
+    speculation = resolved.profile.speculation
+    needs_mtp = "mtp" in speculation.kinds and speculation.draft_model is None
     named = None if name is None else partial(find, model_name=name, needs_mtp=needs_mtp)
     drafting = " with an MTP block" if needs_mtp else ""
     if wanted is not None:
@@ -378,7 +379,7 @@ def _paths(ctx: Context, resolved: Resolved) -> Iterator[tuple[str, str]]:
     named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
     yield from ((key, str(at_home(path))) for key, path in named.items() if path is not None)
     draft, repo = speculation.draft_model, speculation.draft_hf_repo
-    if draft is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
+    if draft is not None and drafts_with_probability(speculation.kinds):
         yield "speculation.draft_model", str(locate(ctx, draft, resolved, repo))
     if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
         yield "serving.api_key_file", CREDENTIAL_PATH
@@ -415,9 +416,7 @@ def devices_of(
     )  # None: a card that cannot be read
 
 
-def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> ModelFacts | None:
+def draft_facts(ctx: Context, command: CommandLine) -> ModelFacts | None:
     """What the header of the drafter says, where the command line names a file of its own for it."""
     path = command.value_of("speculation.draft_model")
-    if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
-        return None
-    return builds.read_facts(ctx, Path(path))
+    return None if path is None else builds.read_facts(ctx, Path(path))

@@ -658,7 +658,6 @@ LEGACY_LOAD: dict[str, tuple[str, ...]] = {
 KINDS_WITH_PROBABILITY = frozenset(SPEC_WORDS)
 KINDS_WITH_DRAFT_FILE = KINDS_WITH_PROBABILITY - {"mtp"}
 _TYPE, _DEPTH = "speculation.type", "speculation.n_max"
-# Builds take these with MTP too, and the context is as long as the target's all the same.
 _OF_DRAFT_FILE = frozenset({"speculation.draft_model", "speculation.ctx_size"})
 _DRAFTS = "draft-"
 _WEAKEST_FIRST = tuple(Layer)
@@ -950,8 +949,7 @@ class _Renderer:
             why = f"{self.build} cannot speculate with {wanted.type}; it has: {types}"
             yield _refused(setting, why, 'choose another engine, or set speculation.type = "off"')
             return
-        needs_file = bool(wanted.kinds & KINDS_WITH_DRAFT_FILE)
-        if needs_file and wanted.draft_model is None:
+        if wanted.kinds & KINDS_WITH_DRAFT_FILE and wanted.draft_model is None:
             why = f"{wanted.type} needs a draft model"
             yield _refused(setting, why, "set speculation.draft_model")
             return
@@ -965,12 +963,8 @@ class _Renderer:
             yield from self.adaptive()
         on_gpu = DRAFT_GPU_FLAGS if self.context.has_gpu else ()
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
-            if draft_row.key not in _OF_DRAFT_FILE or needs_file:
+            if draft_row.key not in _OF_DRAFT_FILE or wanted.draft_model is not None:
                 yield from self.row(draft_row)
-            elif self.setting(draft_row.key) is not None:
-                yield Note(
-                    draft_row.key, "left out: tunerd serves MTP only from the model's own file"
-                )
 
     def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:
         """Those of its rows that mean something here."""
@@ -1044,10 +1038,8 @@ class _Renderer:
             known = owner_of(word, flags) or owners.get(word)
             owner = known if word.startswith("-") else None
             is_left = self.setting(_TYPE) is None and self.setting(owner or "") is None
-            if is_left and (owner or "").startswith(
-                "speculation."
-            ):  # all of it stands here as it is
-                owner = None
+            if is_left and (owner or "").startswith("speculation."):
+                owner = None  # all of it stands here as it is
             is_unlisted = (
                 is_flag(word)
                 and normal_spelling(before) not in takes_value

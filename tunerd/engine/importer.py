@@ -339,19 +339,6 @@ class _Import:
         """Keys of which each flag counts, and not the last alone."""
         return _ADDING if self.capabilities.family is Family.IK else _ADDING | {_ALIAS}
 
-    @property
-    def has_mtp_file(self) -> bool:
-        """Whether MTP drafts from a file of its own, which no key says: then its flags stand as they are.
-
-        Source: ik of August 2026 takes the block of the model alone; mainline of then took either.
-        """
-        owned = [(self.owner(flag), flag.values) for flag in self.flags]
-        kinds = {one for key, values in owned if key == _TYPE
-                 for value in values for one in own_kinds(value).split(",")}  # fmt: skip
-        is_named = any(key == "speculation.draft_model" for key, _ in owned)
-        is_able = self.capabilities.family is not Family.IK and self.capabilities.spec_word("mtp")
-        return is_named and "mtp" in kinds and bool(is_able)
-
     def owner(self, flag: Flag) -> str | None:
         """The key that says this flag on this build."""
         return owner_of(flag.word, self.capabilities.flags)
@@ -429,8 +416,7 @@ class _Import:
             return "a profile has one file of keys"
         if spelling in _REPOSITORY:
             self.keys[_REPOSITORY[spelling]] = flag.values[0]
-        elif owner is None or (self.has_mtp_file and owner.startswith("speculation.")):
-            self.keys |= {} if owner is None else {owner: LEAVE_TO_ENGINE}
+        elif owner is None:
             is_listed = flag.word in self.capabilities.flags
             self.extra.append(flag if is_listed else Flag(spelling, flag.values))
         elif owner == _LOAD_MODE:
@@ -499,6 +485,12 @@ class _Import:
         # ik's fit is off unless it is asked for.
         if self.capabilities.fit is FitStyle.SWITCH and _MARGIN in keys:
             keys.setdefault(_FIT, False)
+        # Stages that stand as they are have the rest of what they draft by beside them.
+        for flag in self.placed if keys.get(_TYPE) == LEAVE_TO_ENGINE else ():
+            owner = self.owner(flag) or ""
+            if owner.startswith("speculation.") and owner != _TYPE:
+                keys[owner] = LEAVE_TO_ENGINE
+                self.extra.append(flag)
         is_ready_made = any(flag.word == "--spec-default" for flag in self.extra)
         keys.setdefault(_TYPE, LEAVE_TO_ENGINE if is_ready_made else "off")
         # A depth that the build took once is of a line for a build that drafted by the model alone.

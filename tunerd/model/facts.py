@@ -35,7 +35,7 @@ _INPUT = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_typ
 _OUTPUT = re.compile(r"(?:output|output_norm|cls|dec\.output_norm|enc\.output_norm)(?:[._]|$)")
 _HEAD = "output.weight"
 _EMBEDDING = "token_embd.weight"
-_MTP_PROJECTION = "nextn.eh_proj.weight"
+_MTP_PROJECTION, _GEMMAS_PROJECTION = "nextn.eh_proj.weight", "nextn.pre_projection.weight"
 # What `general.type` says of files that models are served with. Source: gguf-py's `GGUFType`.
 _NO_MODELS: Mapping[str, str] = MappingProxyType(
     {
@@ -265,7 +265,7 @@ class ModelFacts:
 
     @property
     def has_mtp(self) -> bool:
-        """Whether it can draft for itself; `mtp_problem` says why not where it claims to."""
+        """Whether it can draft for itself, or for another where it is no model; `mtp_problem` says why not where it claims to."""
         return self.n_nextn > 0 and self.mtp_problem is None
 
     @property
@@ -385,7 +385,7 @@ def _counts(keys: Keys, tensors: Mapping[str, TensorInfo]) -> tuple[int, int]:
         raise ModelFileError(
             f"model claims {n_blocks} blocks: `{keys.name}`", cause=f"expected at most {MAX_BLOCKS}"
         )
-    if n_nextn and n_nextn >= n_blocks:
+    if n_nextn and n_nextn + (keys.architecture not in _COMPANIONS) > n_blocks:
         raise ModelFileError(
             f"model claims {n_nextn} MTP blocks of {n_blocks} in all: `{keys.name}`",
             cause="expected at least one block that is not for MTP",
@@ -542,10 +542,11 @@ def _by_type(tensors: Sequence[TensorInfo]) -> tuple[tuple[str, int], ...]:
 def _mtp_problem(n_blocks: int, n_nextn: int, tensors: Mapping[str, TensorInfo]) -> str | None:
     """Why a model that claims MTP blocks cannot draft with them.
 
-    Source: engines abort on a file that has the key without the tensors.
+    Source: engines abort on a file that has the key without the tensors; llama.cpp's loaders, of which
+    Gemma 4's asks for a projection beside the blocks.
     """
     wanted = f"blk.{n_blocks - 1}.{_MTP_PROJECTION}"
-    if n_nextn == 0 or wanted in tensors:
+    if n_nextn == 0 or wanted in tensors or _GEMMAS_PROJECTION in tensors:
         return None
     return f"its metadata claims {n_nextn} MTP block(s), but it has no tensor `{wanted}`"
 

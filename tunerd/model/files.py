@@ -237,7 +237,8 @@ def find_models(
         except ModelFileError as error:
             walk.problems.append(error.message)
             continue
-        if pattern.match(facts.name or "") and (facts.has_mtp or not needs_mtp):
+        is_able = facts.no_model is None and (facts.has_mtp or not needs_mtp)
+        if is_able and pattern.match(facts.name or ""):
             fitting.append(path)
     if len(named) > MAX_HEADERS:
         walk.problems.append(f"more than {MAX_HEADERS} files have that name")
@@ -293,9 +294,9 @@ def cached_models(hub: Path, repo: str, file_name: str | None = None) -> tuple[P
     return () if quant else tuple(models)
 
 
-def cached_projectors(hub: Path, repo: str) -> tuple[Path, ...]:
-    """The multimodal projectors of a repository in such a cache; a server that is told `-hf` takes one along."""
-    return tuple(path for path in _cached(hub, repo.partition(":")[0]) if "mmproj" in path.name)
+def cached_siblings(hub: Path, repo: str, word: str) -> tuple[Path, ...]:
+    """The files of a repository in such a cache with this word in their names: a server that is told `-hf` takes one along."""
+    return tuple(path for path in _cached(hub, repo.partition(":")[0]) if word in path.name)
 
 
 def _cached(hub: Path, name: str) -> list[Path]:

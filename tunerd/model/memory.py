@@ -1007,8 +1007,8 @@ def _draft(server: Server) -> Iterator[Part]:
         cache_ram_mib=0,
     )
     without: tuple[PartKind, ...] = ()
-    if draft.no_model and draft.has_mtp:
-        # Its one block with tensors is the MTP block, and that is what it is loaded for.
+    if settings.speculation == "mtp" and draft.has_mtp:
+        # Whatever else is in its file drafts nothing.
         own = replace(own, speculation="mtp", n_max=1)
         without = (PartKind.KV, PartKind.STATE, PartKind.COMPUTE, PartKind.OUTPUT)
     for part in estimate(draft, own).parts:

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import PurePath
 
-from tunerd.engine.capabilities import Capabilities, Effect, Engine, OffloadDevice, laws_of
+from tunerd.engine.capabilities import (
+    Capabilities,
+    Effect,
+    Engine,
+    OffloadDevice,
+    laws_of,
+)
 from tunerd.engine.flags import (
     NO_GPU,
     SECRET_FLAGS,
@@ -32,7 +38,7 @@ from tunerd.result import Message, error, note, warning
 from tunerd.units.live import UNIX_SOCKET, LiveUnit, Serving, serving_of
 from tunerd.units.manager import lacks_manager
 from tunerd.units.text import UnitFile, environment_of, parse_unit
-from tunerd.words import Mode, format_mib
+from tunerd.words import Family, Mode, format_mib
 
 # Flags whose files and folders a server writes; source: --help of the builds from April to November 2026.
 _WRITING = frozenset({"--log-file", "--logdir", "-ld", "--log-prompts-dir", "--slot-save-path",
@@ -106,9 +112,19 @@ def check_left_out(resolved: Resolved, command: CommandLine, host: Host) -> Iter
                     "`tunerd doctor` may say why")  # fmt: skip
 
 
-def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
-    """What the profile asks of the model that the model cannot do."""
-    yield from check_mtp_block(resolved.profile, facts)
+# Of these ik reads no file with an MTP block alone. Source: its builds of June and August 2026, which end at the start.
+_WHOLE_IN_IK = frozenset({"qwen35", "qwen35moe"})
+
+
+def check_model(
+    resolved: Resolved, engine: Engine, facts: ModelFacts, draft: ModelFacts | None
+) -> Iterator[Message]:
+    """What the profile asks of its files that they cannot do; `draft` is the drafter's, where it is one of its own."""
+    yield from check_mtp_block(resolved.profile, facts if draft is None else draft)
+    is_ik = engine.capabilities is not None and engine.capabilities.family is Family.IK
+    if is_ik and draft is not None and draft.no_model and draft.architecture in _WHOLE_IN_IK:
+        yield error("no-mtp-block", f"{engine.name} reads no file with an MTP block alone for this kind of model ({draft.architecture})",
+                    "use a build of mainline, or a model file with the block in it")  # fmt: skip
     if facts.no_model is not None:
         yield error("no-model", f"the file is not a model that can be served: {facts.no_model}",
                     "set model.path to the main file")  # fmt: skip
@@ -121,16 +137,21 @@ def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
 
 
 def check_mtp_block(profile: ProfileFile, facts: ModelFacts) -> Iterator[Message]:
-    """Whether the model has the block that MTP drafts with."""
+    """Whether the file that MTP drafts with, the model's or one of its own, has the block for it."""
     if "mtp" in profile.speculation.kinds and not facts.has_mtp:
+        reason = f": {facts.mtp_problem}" if facts.mtp_problem else ""
+        if profile.speculation.draft_model is not None:
+            yield error("no-mtp-block", f"speculation.draft_model has no MTP block{reason}",
+                        "name the model's `mtp-*.gguf`; or, for a block in the model's own file, "
+                        "tunerd plan PROFILE --set speculation.draft_model=default")  # fmt: skip
+            return
         repo = profile.model.hf_repo
         where = f" (the profile names {repo})" if repo else ""
-        reason = f": {facts.mtp_problem}" if facts.mtp_problem else ""
         yield error(
             "no-mtp-block",
             f"the model has no MTP block, so speculation.type = mtp is impossible{reason}",
-            f"get the MTP variant of `{facts.name or 'this model'}`{where}, usually named `*-MTP-*`; "
-            "or tunerd plan PROFILE --set speculation.type=off",
+            f"get the MTP variant of `{facts.name or 'this model'}`{where}, usually named `*-MTP-*`, "
+            "or its `mtp-*.gguf` for speculation.draft_model; or tunerd plan PROFILE --set speculation.type=off",
         )
 
 

@@ -392,7 +392,7 @@ def memory_of_plan(
 ) -> verdict.MemoryPlan:
     """The estimate, with what earlier loads showed of it, and what it means here."""
     resolved, has_gpu = chosen.resolved, chosen.has_gpu
-    draft = choice.draft_facts(ctx, resolved, chosen.command)
+    draft = choice.draft_facts(ctx, chosen.command)
     settings = settings_of(resolved, chosen.engine, draft, host, has_gpu=has_gpu)
     free = _free(ctx, chosen, host, state)
     n_ctx, most = _context_of_fit(chosen, facts, settings, free) or (settings.ctx_size, 0)
@@ -868,7 +868,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
         *choice.named_by_plan(ctx, request),
         *checks.check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
         *checks.check_left_out(resolved, command, host),
-        *checks.check_model(resolved, facts),
+        *checks.check_model(resolved, engine, facts, choice.draft_facts(ctx, command)),
         *checks.check_context(memory.estimate.n_ctx_slot, facts),
         *choice.found_by_metadata(resolved, chosen.model_path),
         *checks.check_values(resolved, host),

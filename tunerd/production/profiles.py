@@ -18,7 +18,7 @@ from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.files import at_home, is_gone
 from tunerd.machine.host import read_host
 from tunerd.machine.process import account, may_read
-from tunerd.model.files import ModelFiles, cached_projectors, hub_cache, ollama_layers
+from tunerd.model.files import ModelFiles, cached_siblings, hub_cache, ollama_layers
 from tunerd.operations import ONLY_ROOT
 from tunerd.production.checks import check_machine, lost_lines, masked
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile, to_toml
@@ -27,7 +27,7 @@ from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import parse_unit
-from tunerd.words import Mode, Problem, check_name, is_profile_file, nearest_name
+from tunerd.words import Family, Mode, Problem, check_name, is_profile_file, nearest_name
 
 _MINE = "mine"  # the name that is proposed for what somebody serves by hand
 
@@ -415,7 +415,7 @@ def _from_unit(
         note("overridden", f"{name} is set in the environment, but the command line wins")
         for name in imported.overridden
     ]
-    messages += _take_projector(ctx, live, capabilities, data)
+    messages += _take_siblings(ctx, live, capabilities, data)
     if live.script is not None:
         messages += _not_its_own(ctx, live, data)
         text = f"read from the running server, which `{live.script}` started; anything else that it does is not carried over"
@@ -523,30 +523,31 @@ def _not_its_own(ctx: Context, live: LiveUnit, data: dict[str, Any]) -> Iterator
 _NO_PROJECTOR = {"--no-mmproj", "--no-mmproj-auto", "--mmproj-url", "-mmu"}
 
 
-def _take_projector(
+def _take_siblings(
     ctx: Context, live: LiveUnit, capabilities: Capabilities, data: dict[str, Any]
 ) -> Iterator[Message]:
-    """Put the projector into `data` that `-hf` takes along: by its path the model alone is served."""
-    model, repo = data["model"], data["model"].get("hf_repo")
+    """Put the files into `data` that `-hf` takes along: by its path the model alone is served."""
+    repo, wanted = data["model"].get("hf_repo"), []
     asked = capabilities.flags.intersection(_NO_PROJECTOR)
-    if (
-        repo is None
-        or "mmproj" in model
-        or not asked
-        or asked.intersection(data.get("extra_args", ()))
-    ):
-        return
+    if asked and not asked.intersection(data.get("extra_args", ())):
+        wanted.append(("model", "mmproj", "mmproj", "projector"))
+    # Source: builds of May and August 2026.
+    if "mtp" in data["speculation"]["type"] and capabilities.family is Family.MAINLINE:
+        wanted.append(("speculation", "draft_model", "mtp-", "MTP block"))
     own = account(live.user) if live.user is not None and ctx.mode is Mode.SYSTEM else None
     home = own.home if own is not None else ctx.environment.get("HOME")
     hub = hub_cache({"HOME": home or "/", **live.environment})
-    found = () if hub is None else cached_projectors(hub, repo)
-    if len(found) == 1:
-        model["mmproj"] = str(found[0])
-        yield note("projector", f"the projector of `{repo}` is served too: `{found[0]}`")
-    elif found:
-        names = ", ".join(f"`{path}`" for path in found)
-        yield warning("unplaced", f"not carried over: the projector of `{repo}` for images, since there are several: {names}",
-                      "set model.mmproj to one of them")  # fmt: skip
+    if hub is None or repo is None:
+        return
+    for section, key, word, what in wanted:
+        found = () if key in data[section] else cached_siblings(hub, repo, word)
+        if len(found) == 1:
+            data[section][key] = str(found[0])
+            yield note("sibling", f"the {what} of `{repo}` is served too: `{found[0]}`")
+        elif found:
+            names = ", ".join(f"`{path}`" for path in found)
+            yield warning("unplaced", f"not carried over: the {what} of `{repo}`, since there are several: {names}",
+                          f"set {section}.{key} to one of them")  # fmt: skip
 
 
 def _not_read(live: LiveUnit) -> Iterator[Message]:

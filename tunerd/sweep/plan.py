@@ -15,7 +15,11 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import engines_meant, files_of, find_engines
 from tunerd.engine.capabilities import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
-from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE, USUAL_MARGIN_MIB
+from tunerd.engine.flags import (
+    KINDS_WITH_DRAFT_FILE,
+    KINDS_WITH_PROBABILITY,
+    USUAL_MARGIN_MIB,
+)
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
@@ -24,6 +28,7 @@ from tunerd.measure import compare
 from tunerd.measure.learn import find_workload, workload_for
 from tunerd.measure.results import candidates, here_of, imported, rates_seen
 from tunerd.measure.target import LIVE
+from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import Device
 from tunerd.operations import SHORT_KEYS
@@ -45,7 +50,14 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
+from tunerd.profile.schema import (
+    LEAVE_TO_ENGINE,
+    POWER_LIMIT,
+    Range,
+    all_keys,
+    values_of,
+    wrong_values,
+)
 from tunerd.profile.workload import Workload, WorkloadShape
 from tunerd.records import plain
 from tunerd.result import Level, Message, note, warning
@@ -89,13 +101,21 @@ _NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
 class Drafter:
     """The draft model to try, as it is named; `reason` says why there is none.
 
-    `sha256` tells one file from another; `left` are those that were named and are not tried.
+    `head` is the file with an MTP block alone that MTP drafts with, "default" where it is none that the
+    profile names for another kind. `files` tell one file from another; `left` are those that were named and are not tried.
     """
 
     name: str | None
     reason: str | None
-    sha256: str | None = None
+    head: str | None = None
+    files: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
+
+    @property
+    def by_kind(self) -> dict[str, str]:
+        """The file of each kind that has one."""
+        pairs = ((DRAFT, self.name), ("mtp", self.head))
+        return {kind: name for kind, name in pairs if name is not None}
 
 
 def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Drafter:
@@ -104,41 +124,48 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
     How often drafts are right is learned by kind of speculation, so two files would be taken for one.
     """
     speculation = base.resolved.profile.speculation
-    is_another_kinds = bool(speculation.kinds & (KINDS_WITH_DRAFT_FILE - {DRAFT}))
-    own = None if is_another_kinds else speculation.draft_model
-    named = [str(one) for one in ranges.get(DRAFT_MODEL, ())] or ([own] if own else [])
-    if speculation.type == DRAFT:
-        named = [name for name in named if name != own]
-    taken, sha256 = (own, None) if speculation.type == DRAFT else (None, None)
+    own = speculation.draft_model
+    named = dict.fromkeys([str(one) for one in ranges.get(DRAFT_MODEL, ())] or [own or ""])
+    read = {name: _read(ctx, base, name) for name in filter(None, (own, *named))}
+    facts = {name: one for name, one in read.items() if isinstance(one, ModelFacts)}
+    heads = [name for name, one in facts.items() if one.has_mtp and one.no_model]
+    serving = own if speculation.kinds & KINDS_WITH_PROBABILITY else None
+    taken = own if speculation.type == DRAFT else None
+    head = own if "mtp" in speculation.kinds else next(iter(heads), own and LEAVE_TO_ENGINE)
     left = []
-    for name in named:
+    for name in [name for name in named if name and name not in {serving, head}]:
         reason: str | None = f"a sweep tries only one draft model: {taken}"
-        if taken is None:
-            reason, sha256 = _fitting(ctx, base, name)
+        if name in heads:
+            reason = "MTP drafts with another file, or with the model's own block"
+        elif taken is None:
+            reason = _why_unfit(base, read[name])
         if reason is None:
             taken = name
         else:
             left.append(Left(name, reason))
     why = None if taken is not None else "; ".join(one.reason for one in left) or _NONE_NAMED
-    return Drafter(taken, why, sha256, tuple(left))
+    used = sorted(facts[name].identity.sha256 for name in facts.keys() & {serving, head, taken})
+    return Drafter(taken, why, head, tuple(used), tuple(left))
 
 
-def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | None]:
-    """Why a file cannot draft for the model, or None and its identity."""
+def _read(ctx: Context, base: Plan, name: str) -> ModelFacts | str:
+    """What a file says of itself, or why it cannot draft for the model by its tokens."""
     models = ModelFiles(ctx.paths.cache_dir, ctx.files)
     try:
         path = locate(ctx, name, base.resolved)
-        facts = models.read_facts(path)
         apart = models.why_vocabularies_differ(base.facts.identity.files[0].path, path)
+        return f"its vocabulary is not the model's: {apart}" if apart else models.read_facts(path)
     except ModelFileError as error:
-        return (error.cause or error.message).splitlines()[0], None
-    if facts.no_model is not None:
-        return facts.no_model, None
-    if apart is not None:
-        return f"its vocabulary is not the model's: {apart}", None
-    if facts.file_bytes >= base.facts.file_bytes:
-        return "it is not smaller than the model that it would draft for", None
-    return None, facts.identity.sha256
+        return (error.cause or error.message).splitlines()[0]
+
+
+def _why_unfit(base: Plan, found: ModelFacts | str) -> str | None:
+    """Why a file is no draft model for the model; None where it is."""
+    if isinstance(found, str):
+        return found
+    if found.no_model is None and found.file_bytes >= base.facts.file_bytes:
+        return "it is not smaller than the model that it would draft for"
+    return found.no_model
 
 
 WHAT = "frozen placement"
@@ -225,7 +252,7 @@ def _frozen(ctx: Context, base: Plan) -> Frozen | str:
         told = frozen_from_log(said, base.facts, laws, uses_mtp=uses_mtp)
         if told is not None:
             return told
-    draft = draft_facts(ctx, base.resolved, base.command)
+    draft = draft_facts(ctx, base.command)
     settings = settings_of(base.resolved, base.engine, draft, base.host, has_gpu=True)
     free = base.memory.free_mib.get(Device.GPU)
     margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else USUAL_MARGIN_MIB
@@ -303,7 +330,8 @@ class _Builds:
         """The build with its proofs, tried now where speculation could matter and nobody tried it."""
         capabilities = engine.capabilities
         has_mtp = capabilities is not None and capabilities.spec_word("mtp")
-        matters = self.proves and self.base.facts.has_mtp and has_mtp
+        has_block = self.base.facts.has_mtp or self.drafter.head not in {None, LEAVE_TO_ENGINE}
+        matters = self.proves and has_block and has_mtp
         if not matters or engine.proof("mtp").effect is not Effect.UNTRIED:
             return engine
         from tunerd.engine.prove import prove_engine
@@ -335,9 +363,10 @@ class _Builds:
         drafts = (DRAFT,) if self.drafter.name or self.drafter.left else ()
         kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
         found = {kind: self._kind_out(engine, kind) for kind in kinds}
-        if DRAFT in found and found[DRAFT] is None and current != DRAFT:
-            keys = {**own, TYPE: DRAFT, DRAFT_MODEL: self.drafter.name}
-            found[DRAFT] = self._refusal(keys, engine.name)
+        for kind, name in self.drafter.by_kind.items():
+            if kind != current and found.get(kind, "") is None:
+                keys = {**own, TYPE: kind, DRAFT_MODEL: name}
+                found[kind] = self._refusal(keys, engine.name)
         return found
 
     def _kind_out(self, engine: Engine, kind: str) -> str | None:
@@ -347,7 +376,7 @@ class _Builds:
         if engine.capabilities is None or engine.capabilities.spec_word(kind) is None:
             return "this build has no such speculation"
         if kind == "mtp":
-            if not self.base.facts.has_mtp:
+            if not self.base.facts.has_mtp and self.drafter.head in {None, LEAVE_TO_ENGINE}:
                 return "the model has no MTP block"
             proof = engine.proof("mtp")
             return proof.detail if proof.effect in _USELESS else None
@@ -638,7 +667,11 @@ def _choice(
         pins=pins,
         frozen=frozen,
         may_change_output=ctx.settings.sweep.may_change_output,
-        draft_model=drafter.name,
+        drafters={
+            kind: name
+            for kind, name in drafter.by_kind.items()
+            if name != resolved.profile.speculation.draft_model
+        },
     )
     space = plan_space(base, seen.engines, wishes)
     if for_context:
@@ -1027,7 +1060,7 @@ def _basis(
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,
-            **({} if choice.drafter.sha256 is None else {"draft": choice.drafter.sha256}),
+            **({"draft": choice.drafter.files} if choice.drafter.files else {}),
             # Its arms differ in context, of which the laws of a search for speed know nothing.
             **({} if request.at_least_tok_s is None else {"goal": "context"}),
         }

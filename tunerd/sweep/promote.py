@@ -28,7 +28,7 @@ from tunerd.measure.target import NoAnswer
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import rollback
-from tunerd.profile.arm import LEFT_TO_FIT, Arm
+from tunerd.profile.arm import LEFT_TO_FIT, PLACEMENT_KEYS, Arm
 from tunerd.profile.files import (
     TunedRecord,
     forget_failure,
@@ -290,7 +290,11 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     known = dict(before.values) if before is not None else {}
     values = known | changes(arm, prepared.base)
     # What only an earlier promotion placed goes back to fit by being named no more.
-    values = {key: value for key, value in values.items() if value != LEFT_TO_FIT}
+    values = {
+        key: value
+        for key, value in values.items()
+        if value != LEFT_TO_FIT or key not in PLACEMENT_KEYS
+    }
     proposal = _Proposal(sweep, prepared, arm, values)
     _demand_valid(ctx, proposal, make_plan(ctx, _request_of(proposal)))
     return proposal

@@ -11,7 +11,6 @@ from typing import Any
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, EngineLaws, MemorySettings, estimate
 from tunerd.profile.arm import (
-    DRAFT,
     DRAFT_MODEL,
     NGRAM,
     OFF,
@@ -363,14 +362,14 @@ class Wishes:
     """What people want: ranges by key, keys that must stay, and whether the output may change.
 
     `pins` are keys with who pinned them, `frozen` keys that cannot be searched here, with the reason.
-    `draft_model` is who drafts where the kind is `draft`, if it is not what serves.
+    `drafters` are the draft models of kinds that do not serve, where the profile names another.
     """
 
     ranges: Mapping[str, tuple[Any, ...]]
     pins: Mapping[str, str]
     frozen: Mapping[str, str] = field(default_factory=dict)
     may_change_output: bool = False
-    draft_model: str | None = None
+    drafters: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, *keys: str) -> bool:
         """Whether one of these keys stays as it is."""
@@ -528,8 +527,8 @@ def _space_extras(
 ) -> tuple[Extra, ...]:
     """What serves now, other placements, and each value of each other key alone."""
     drafter: Extra = frozenset()
-    if spec == DRAFT and arm.spec != DRAFT and wishes.draft_model is not None:
-        drafter = frozenset({(DRAFT_MODEL, wishes.draft_model)})
+    if spec != arm.spec and spec in wishes.drafters:
+        drafter = frozenset({(DRAFT_MODEL, wishes.drafters[spec])})
     options = (arm.extra, *engine.placements, *_single(engine, arm, wishes, left))
     return tuple(dict.fromkeys(option | drafter for option in options))
 

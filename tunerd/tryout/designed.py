@@ -166,7 +166,7 @@ class Shape:
 
     `n_embd` is at least twice the number of words. `n_layer` counts the trunk's blocks; an MTP
     block comes on top. Every `full_attention_interval`-th block has full attention, the others are
-    recurrent. `n_vocab` of None means as many tokens as there are words; a larger one is padded
+    recurrent. A file without its trunk only drafts, for a model of the same shape. `n_vocab` of None means as many tokens as there are words; a larger one is padded
     with unused tokens. `kind` is the type of the blocks' matrices.
     """
 
@@ -187,6 +187,7 @@ class Shape:
     n_ff_expert: int = 64
     n_ff_shared: int = 64
     has_mtp: bool = True
+    has_trunk: bool = True
     n_vocab: int | None = None
     context_length: int = 32768
     kind: str = "q8_0"
@@ -222,6 +223,7 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
         "tiny-moe": Shape(is_moe=True),
         "tiny-nomtp": Shape(has_mtp=False),
         "tiny-moe-nomtp": Shape(is_moe=True, has_mtp=False),
+        "tiny-mtp": Shape(has_trunk=False),
         "medium": Shape(
             n_layer=12,
             n_head=8,
@@ -293,7 +295,7 @@ def tensor_specs(shape: Shape) -> tuple[TensorSpec, ...]:
         ("output_norm.weight", (width,), "f32", Fill.ONES),
         ("output.weight", (n_tokens, width), "q8_0", Fill.HEAD),
     ]
-    for block in range(shape.n_block):
+    for block in range(0 if shape.has_trunk else shape.n_layer, shape.n_block):
         norms = ["attn_norm", "post_attention_norm"]
         own: list[_Part] = []
         if block >= shape.n_layer:

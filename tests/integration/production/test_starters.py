@@ -79,16 +79,20 @@ def test_mtp_from_a_file_of_its_own_is_adopted_and_drafts(folder: Path, starts: 
     """Its file was left out, and the model alone, which has no MTP block, could not be served so."""
     model, drafter = folder / "nomtp.gguf", folder / "mtp.gguf"
     write(design(SHAPES["tiny-nomtp"]), model)
-    write(design(SHAPES["tiny"]), drafter)
+    write(design(SHAPES["tiny-mtp"]), drafter)
     words = f"-m {model} -md {drafter} --spec-draft-n-max 2"
     with served(folder, f"{starts} {words}") as box:
         found = {one["code"] for one in box.json("doctor", code=None)["findings"]}
         made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
+        profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
         box.json("apply", "mine", "--yes")
         body = {"prompt": "a", "n_predict": 20}
         answer = CLIENT.post(f"{box.json('status')['address']}/completion", json=body).json()
 
     assert made["unplaced"] == []
+    assert profile["speculation"] == {
+        "type": "mtp", "draft_model": str(drafter), "n_max": 2, "p_min": "default",
+    }  # fmt: skip
     assert not {"model-without-mtp", "draft-idle"} & found
     assert answer["timings"]["draft_n"] > 0
 
@@ -225,26 +229,30 @@ def test_a_script_that_has_the_last_word_is_told_as_that_and_not_as_an_edit(fold
 
 
 @pytest.mark.parametrize(
-    ("words", "projectors", "served"),
+    ("words", "siblings", "served"),
     [
         ("-hff x-Q4_K_M.gguf", ("mmproj-F16.gguf",), "mmproj-F16.gguf"),
         ("--no-mmproj", ("mmproj-F16.gguf",), None),
         ("", ("mmproj-F16.gguf", "mmproj-BF16.gguf"), None),
+        ("--spec-type draft-mtp", ("mtp-x-Q8_0.gguf",), "mtp-x-Q8_0.gguf"),
+        ("--spec-type draft-mtp", ("mtp-x-Q8_0.gguf", "mtp-x-Q4_0.gguf"), None),
+        ("--spec-type draft-mtp -md /mtp.gguf", ("mtp-x-Q8_0.gguf",), "mtp.gguf"),
+        ("", ("mtp-x-Q8_0.gguf",), None),
     ],
 )
-def test_the_projector_that_a_repository_brings_along_is_served_too(
-    folder: Path, words: str, projectors: tuple[str, ...], served: str | None
+def test_what_a_repository_brings_along_is_served_too(
+    folder: Path, words: str, siblings: tuple[str, ...], served: str | None
 ) -> None:
-    """An adopted `-hf` served the model by its path, and saw no images any more.
+    """An adopted `-hf` served the model by its path: it saw no images any more, and had no MTP block.
 
-    The build of August 2026 takes it from the cache, with `-hff` too.
+    The build of August 2026 takes both from the cache, with `-hff` too.
     """
     box, hub = Box(folder), folder / "hub/models--maker--usual"
     write(design(SHAPES["tiny"]), box.model)
     (hub / "refs").mkdir(parents=True)
     (hub / "refs/main").write_text("0" * 40)
     (hub / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    for name in ("x-Q4_K_M.gguf", *projectors):
+    for name in ("x-Q4_K_M.gguf", *siblings):
         (hub / "snapshots" / ("0" * 40) / name).symlink_to(box.model)
     engine = needs.engine("mainline-2026-08-18")
     box.unit.parent.mkdir(parents=True)
@@ -256,9 +264,9 @@ def test_the_projector_that_a_repository_brings_along_is_served_too(
         made = box.json("profiles", "new", "mine", "--from-unit", UNIT)
 
     profile = tomllib.loads((box.context.paths.site_profiles / "mine.toml").read_text())
-    found = profile["model"].get("mmproj")
+    found = profile["model"].get("mmproj") or profile["speculation"].get("draft_model")
     assert (found and Path(found).name) == served
-    assert ("model.mmproj" in json.dumps(made["messages"])) is (len(projectors) > 1)
+    assert (" to one of them" in json.dumps(made["messages"])) is (len(siblings) > 1)
 
 
 def test_a_unit_that_fetches_its_model_from_elsewhere_becomes_no_profile(folder: Path) -> None:

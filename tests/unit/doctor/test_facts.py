@@ -281,11 +281,13 @@ def test_mtp_from_a_file_of_its_own_is_none_of_the_models_block() -> None:
     settings = with_stages(imported.resolved.profile, words)
 
     without = replace(model(), n_nextn=0)
-    found = diagnose(with_server(settings=settings, model=without), ALL_RULES)
+    found = diagnose(with_server(settings=settings, model=without, draft=model()), ALL_RULES)
+    bare = diagnose(with_server(settings=settings, model=model(), draft=without), ALL_RULES)
 
     assert (set(settings.speculation.kinds), settings.speculation.n_max) == ({"mtp"}, 3)
     assert settings.speculation.draft_model == "/mtp.gguf"
     assert "model-without-mtp" not in {one.code for one in found.findings}
+    assert "model-without-mtp" in {one.code for one in bare.findings}
 
 
 def test_a_switch_that_wants_a_word_now_and_an_empty_word_are_none_that_a_build_takes() -> None:

@@ -82,6 +82,17 @@ def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
     assert (whole.has_mtp, whole.no_model) == (True, None)
 
 
+def test_all_blocks_of_gemmas_drafter_draft_and_none_of_them_has_a_cache() -> None:
+    """It was refused, as a model without a trunk is."""
+    keys = {"block_count": 4, "nextn_predict_layers": 4, "attention.shared_kv_layers": 4}
+    projection = ("nextn.pre_projection.weight", (8, 4))
+    blocks = [(f"blk.{block}.attn_q.weight", (8, 4)) for block in range(4)]
+    found = facts_of_bytes(small("gemma4-assistant", keys, [*blocks, projection]))
+
+    assert (found.has_mtp, found.no_model) == (True, "it only drafts for another model")
+    assert (len(found.mtp_blocks), [one.has_attention for one in found.blocks]) == (4, [False] * 4)
+
+
 @pytest.mark.parametrize(
     ("pairs", "has_tensors", "why"),
     [

@@ -178,6 +178,8 @@ def test_a_model_is_found_by_what_its_header_says(tmp_path: Path, models: ModelF
     made(tmp_path / "a.gguf", "llama")
     made(tmp_path / "b.gguf", "qwen35")
     wanted = made(tmp_path / "c.gguf", "qwen35", mtp=True)
+    alone = small("qwen35", {"block_count": 2, "nextn_predict_layers": 1}, MTP[1:])
+    (tmp_path / "mtp-c.gguf").write_bytes(alone)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
 
     found = find_models([tmp_path], models, needs_mtp=True)

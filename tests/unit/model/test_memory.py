@@ -332,6 +332,14 @@ def test_an_mtp_block_in_a_file_of_its_own_is_a_draft_with_one_layer() -> None:
     assert part(need, PartKind.MTP_WEIGHTS) == SMALL.blocks[-1].n_bytes
 
 
+def test_of_a_whole_model_that_mtp_drafts_with_the_block_alone_has_a_cache() -> None:
+    own, beside = (estimate(SMALL, mtp(2, ctx_size=4096, draft=draft)) for draft in (None, SMALL))
+
+    assert part(beside, PartKind.DRAFT_KV) == part(own, PartKind.MTP_KV)
+    assert part(beside, PartKind.DRAFT_COMPUTE) == part(own, PartKind.MTP_COMPUTE)
+    assert beside.bytes_of(HOST, (PartKind.DRAFT_STATE,)) == 0
+
+
 # What must always hold
 
 

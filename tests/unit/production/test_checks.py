@@ -91,15 +91,28 @@ def values(host: Host = HOST, **data: Any) -> Iterable[Message]:
 
 def on_a_model(facts: ModelFacts) -> Cases:
     def of(data: dict[str, Any] | None = None, **changes: Any) -> Iterable[Message]:
-        return check_model(profile(**data or {}), replace(facts, **changes))
+        return check_model(profile(**data or {}), engine(), replace(facts, **changes), None)
+
+    def beside(dialect: str, **changes: Any) -> Iterable[Message]:
+        """The model has no block, its drafter is another file."""
+        data = profile(speculation__type="mtp", speculation__draft_model="mtp-x.gguf")
+        build = replace(engine(), capabilities=capabilities_of(dialect))
+        return check_model(data, build, replace(facts, n_nextn=0), replace(facts, **changes))
 
     mtp = {"speculation__type": "mtp", "model__hf_repo": "user/x-MTP-GGUF"}
+    alone = {"no_model": "it only drafts for another model"}
     return {
         "MTP has its block": of(mtp),
         "MTP without a block is refused with what to get instead": of(
             mtp, n_nextn=0, mtp_problem=None
         ),
         "no MTP needs no block": of(n_nextn=0),
+        "MTP drafts with a block in a file of its own": beside("main-lm", **alone),
+        "MTP with a draft model that has no block": beside("main-lm", n_nextn=0, mtp_problem=None),
+        "ik does not read a file with the block alone": beside("ik-now", **alone),
+        "ik reads one for a model of another kind": beside(
+            "ik-now", architecture="gemma4-assistant", **alone
+        ),
         "a file that is no model": of(no_model="it is an adapter"),
         "as much context as it was trained for, in whole cells": check_context(
             4097 + 254, replace(facts, context_length=4096)

@@ -55,9 +55,9 @@ def planned(
     frozen: dict[str, str] | None = None,
     consent: bool = False,
     start: Base | None = None,
-    draft_model: str | None = None,
+    drafters: dict[str, str] | None = None,
 ) -> SpacePlan:
-    wishes = Wishes(ranges or {}, pins or {}, frozen or {}, consent, draft_model)
+    wishes = Wishes(ranges or {}, pins or {}, frozen or {}, consent, drafters or {})
     return plan_space(start or base(), engines or (EngineFacts("a", KINDS),), wishes)
 
 
@@ -259,7 +259,7 @@ def test_fit_is_an_alternative_to_what_a_promotion_placed() -> None:
 
 def test_the_draft_model_is_named_where_it_drafts_and_nowhere_else() -> None:
     facts = EngineFacts("a", {**KINDS, "draft": None})
-    plan = planned(facts, draft_model="small.gguf")
+    plan = planned(facts, drafters={"draft": "small.gguf"})
     assert plan.space.families["a", "mtp"].extra == (frozenset(),)
     (extra,) = plan.space.families["a", "draft"].extra
     arm = replace(plan.base.arm, spec="draft", n_max=4, extra=extra)
@@ -271,6 +271,18 @@ def test_the_draft_model_is_named_where_it_drafts_and_nowhere_else() -> None:
     }
     grid = build_grid(plan.space, plan.base.arm, Policy(may_change_output=False))
     assert grid.contains(arm)
+
+
+def test_mtp_by_the_models_own_block_takes_the_draft_model_of_another_kind_back() -> None:
+    start = base(speculation__type="draft", speculation__draft_model="small.gguf")
+    plan = planned(EngineFacts("a", KINDS), start=start, drafters={"mtp": "default"})
+    (extra,) = plan.space.families["a", "mtp"].extra
+    assert changes(replace(start.arm, spec="mtp", n_max=4, extra=extra), plan.base) == {
+        "speculation.type": "mtp",
+        "speculation.draft_model": "default",
+        "speculation.n_max": 4,
+        "speculation.p_min": start.arm.p_min,
+    }
 
 
 def test_what_drafts_now_is_not_named_again() -> None:
