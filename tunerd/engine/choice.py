@@ -147,7 +147,8 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
     fetched = _fetched(ctx, resolved, repo, wanted) if repo is not None else None
     if fetched is not None:
         return fetched
-    fitting = named().paths if named is not None and wanted is not None else ()
+    is_model = wanted in {resolved.profile.model.path, resolved.profile.model.hf_file}
+    fitting = named().paths if named is not None and wanted is not None and is_model else ()
     if len(fitting) == 1:
         return fitting[0]
     cause = found.why_not_one(folders)

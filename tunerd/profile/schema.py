@@ -230,7 +230,9 @@ class Speculation(Table):
     p_min: Probability | None = _optional(
         "drafting stops below this probability; 0.0 drafts everything"
     )
-    draft_model: Text | None = _optional("draft model file, if the kind needs one")
+    draft_model: Text | None = _optional(
+        "draft model file, if the kind needs one; with mtp a file that has its block, where the model's own has none"
+    )
     draft_hf_repo: Text | None = _optional("where that file can be fetched from")
     cache_type_k: KvType | None = _optional("KV cache type of K of the draft context")
     cache_type_v: KvType | None = _optional("KV cache type of V of the draft context")

@@ -138,7 +138,7 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
         if name in heads:
             reason = "MTP drafts with another file, or with the model's own block"
         elif taken is None:
-            reason = _why_unfit(base, read[name])
+            reason = _why_unfit(ctx, base, read[name])
         if reason is None:
             taken = name
         else:
@@ -149,20 +149,22 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
 
 
 def _read(ctx: Context, base: Plan, name: str) -> ModelFacts | str:
-    """What a file says of itself, or why it cannot draft for the model by its tokens."""
-    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    """What a file says of itself, or why it cannot be read."""
     try:
-        path = locate(ctx, name, base.resolved)
-        apart = models.why_vocabularies_differ(base.facts.identity.files[0].path, path)
-        return f"its vocabulary is not the model's: {apart}" if apart else models.read_facts(path)
+        models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+        return models.read_facts(locate(ctx, name, base.resolved))
     except ModelFileError as error:
         return (error.cause or error.message).splitlines()[0]
 
 
-def _why_unfit(base: Plan, found: ModelFacts | str) -> str | None:
+def _why_unfit(ctx: Context, base: Plan, found: ModelFacts | str) -> str | None:
     """Why a file is no draft model for the model; None where it is."""
     if isinstance(found, str):
         return found
+    target, draft = (one.identity.files[0].path for one in (base.facts, found))
+    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    if found.no_model is None and (apart := models.why_vocabularies_differ(target, draft)):
+        return f"its vocabulary is not the model's: {apart}"
     if found.no_model is None and found.file_bytes >= base.facts.file_bytes:
         return "it is not smaller than the model that it would draft for"
     return found.no_model

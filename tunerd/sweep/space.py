@@ -457,6 +457,8 @@ def _kinds(
             why = None  # it serves now, whatever a list says
         elif TYPE in wishes.pins and kind != current:
             why = f"{TYPE} is pinned to {current}"
+        elif why is None and DRAFT_MODEL in wishes.pins and spec in wishes.drafters:
+            why = f"{DRAFT_MODEL} is pinned to another file"
         elif why is None and kind != OFF and listed is not None and kind not in listed:
             why = f"{TYPE} of [sweep] does not list it"
         if why is None:

@@ -166,8 +166,9 @@ class Shape:
 
     `n_embd` is at least twice the number of words. `n_layer` counts the trunk's blocks; an MTP
     block comes on top. Every `full_attention_interval`-th block has full attention, the others are
-    recurrent. A file without its trunk only drafts, for a model of the same shape. `n_vocab` of None means as many tokens as there are words; a larger one is padded
-    with unused tokens. `kind` is the type of the blocks' matrices.
+    recurrent. A file without its trunk only drafts, for a model of the same shape. `n_vocab` of None
+    means as many tokens as there are words; a larger one is padded with unused tokens. `kind` is the
+    type of the blocks' matrices.
     """
 
     n_layer: int = 4

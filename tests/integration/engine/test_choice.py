@@ -14,7 +14,14 @@ from tests.support.local_box import Box
 from tests.support.model_headers import small
 from tests.support.profiles import profile_of
 from tunerd.app import Context
-from tunerd.engine.choice import PlanRequest, choose, find_weights, found_by_metadata, named_by_plan
+from tunerd.engine.choice import (
+    PlanRequest,
+    choose,
+    find_weights,
+    found_by_metadata,
+    locate,
+    named_by_plan,
+)
 from tunerd.errors import ConfigError, EngineError, ModelFileError
 from tunerd.machine.host import read_host
 from tunerd.production.profiles import check_profile
@@ -65,6 +72,15 @@ def test_without_a_file_of_the_name_the_one_whose_metadata_fits_is_taken_and_sai
     assert said.code == "model-by-name"
     assert str(fitting) in said.text
     assert "gone.gguf" in said.text
+
+
+def test_a_draft_model_that_is_missing_is_not_the_model_that_it_drafts_for(
+    ctx: Context, folder: Path
+) -> None:
+    """The model itself drafted, as the only file of its name."""
+    made(folder / "a.gguf", "Qwen3.6 27B")
+    with pytest.raises(ModelFileError, match=r"the file `gone\.gguf`"):
+        locate(ctx, "gone.gguf", profile_of({"model": {"path": "a.gguf", "name": "Qwen3.6*"}}))
 
 
 def test_two_files_whose_metadata_fit_are_not_guessed_between(ctx: Context, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.sweep_box import PROFILE, SweepBox, swept
-from tunerd.errors import UsageError
+from tunerd.errors import DeployError, UsageError
 from tunerd.profile.files import TunedRecord, write_tuned
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.run import sweep_plan
@@ -34,7 +34,8 @@ def box() -> Iterator[SweepBox]:
     """Profile `night` knows no GPU, `card` does, and its model has experts."""
     with swept(device=CARD) as found:
         folder = found.box.folder
-        for name, shape in (("moe", SHAPES["tiny-moe"]), ("little", LITTLE)):
+        shapes = {name: SHAPES[f"tiny-{name}"] for name in ("moe", "nomtp", "mtp")}
+        for name, shape in {**shapes, "little": LITTLE}.items():
             write(design(shape), folder / f"{name}.gguf")
         card = PROFILE.format(model=folder / "moe.gguf", port=found.port)
         card += '[match]\ngpu = "a card"\n[memory]\nfit_mib = 1024\n'
@@ -127,3 +128,56 @@ def test_the_first_draft_model_that_can_draft_is_a_kind_of_its_own_and_the_other
     plan, reasons, _ = dry_run(box, "night", bad)
     assert "draft" not in {one["speculation"] for one in plan["families"]}
     assert "not smaller" in reasons["fake, draft"]
+
+
+def speculating(box: SweepBox, model: str, kind: str, drafter: str | None) -> str:
+    """The name of a profile with this kind and draft model."""
+    folder = box.box.folder
+    text = PROFILE.format(model=folder / f"{model}.gguf", port=box.port)
+    named = "" if drafter is None else f'draft_model = "{folder / drafter}.gguf"\n'
+    text = text.replace('type = "mtp"\n', f'type = "{kind}"\n{named}')
+    name = f"{model}-{kind}-{drafter or 'none'}"
+    box.box.configure(text, f"profiles/{name}.toml")
+    return name
+
+
+def test_mtp_is_tried_by_the_file_with_its_block_that_the_profile_or_a_list_names(
+    box: SweepBox,
+) -> None:
+    """It was left out: the model has no block. A sweep of what drafts so began from no speculation."""
+    head = str(box.box.folder / "mtp.gguf")
+    named = [["speculation.draft_model", head]]
+    plan, _, _ = dry_run(box, speculating(box, "nomtp", "mtp", "mtp"))
+    assert plan["incumbent"]["spec"] == "mtp"
+    assert extras(plan, "mtp") == extras(plan, "off") == [[]]
+    write(design(SHAPES["tiny-mtp"], seed=7), Path(head), force=True)
+    with pytest.raises(DeployError, match="replaced while it ran"):
+        dry_run(box, "nomtp-mtp-mtp")
+    box.call("apply", "nomtp-mtp-mtp", "--yes")
+    assert dry_run(box, "nomtp-mtp-mtp")[0]["basis"] != plan["basis"]
+    plan, reasons, _ = dry_run(box, speculating(box, "nomtp", "off", "mtp"))
+    assert extras(plan, "mtp") == [[]]
+    assert "fake, draft" not in reasons
+    plan, reasons, _ = dry_run(box, speculating(box, "nomtp", "off", None))
+    assert reasons["fake, mtp"] == "the model has no MTP block"
+    plan, _, _ = dry_run(
+        box, speculating(box, "nomtp", "off", None), f"speculation.draft_model={head}"
+    )
+    assert extras(plan, "mtp") == [named]
+
+
+def test_mtp_by_the_models_own_block_is_tried_without_the_draft_model_of_another_kind(
+    box: SweepBox,
+) -> None:
+    plan, _, _ = dry_run(box, speculating(box, "tiny", "draft", "little"))
+    assert extras(plan, "draft") == [[]]
+    assert extras(plan, "mtp") == [[["speculation.draft_model", "default"]]]
+    values = {"speculation.type": "mtp", "speculation.draft_model": "default"}
+    record = TunedRecord(
+        profile="tiny-draft-little", values=values, sweep=1, promoted_s=0.0, sentence="as the test says",
+        engine="fake", engine_sha256=None, model_sha256=None, driver_version=None,
+    )  # fmt: skip
+    write_tuned(box.box.context, record)
+    shown = " ".join(box.json("plan", "tiny-draft-little")["argv"])
+    assert "--spec-type draft-mtp" in shown
+    assert "--model-draft" not in shown

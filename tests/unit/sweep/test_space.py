@@ -285,6 +285,14 @@ def test_mtp_by_the_models_own_block_takes_the_draft_model_of_another_kind_back(
     }
 
 
+def test_a_kind_that_needs_another_draft_model_than_the_pinned_one_is_left_out() -> None:
+    drafters, pins = {"mtp": "default", "draft": "b.gguf"}, {"speculation.draft_model": "a pin"}
+    facts = EngineFacts("a", {**KINDS, "draft": None})
+    plan = planned(facts, start=base(speculation__type="off"), drafters=drafters, pins=pins)
+    assert {spec for _, spec in plan.space.families} == {"off"}
+    assert "is pinned to another file" in " ".join(one.reason for one in plan.left_out)
+
+
 def test_what_drafts_now_is_not_named_again() -> None:
     start = base(speculation__type="draft", speculation__draft_model="small.gguf")
     plan = planned(EngineFacts("a", {"draft": None, "off": None}), start=start)
