@@ -269,7 +269,7 @@ def list_workloads_command(call: Call) -> ActionResult:
     return list_workloads(call.context())
 
 
-@workload_command.command(name="show", short_help="Draw the classes of one.")
+@workload_command.command(name="show", short_help="Show the classes of one.")
 @click.argument("workload", type=WORKLOAD, shell_complete=names_of("workloads"))
 @operation("render_workload")
 def show_workload_command(call: Call, workload: str) -> ActionResult:

@@ -18,7 +18,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -34,7 +33,7 @@ from tunerd.result import (
     error_json,
     ignore_progress,
 )
-from tunerd.web.view import Bars, Section, Table
+from tunerd.web.view import Section, Table
 from tunerd.words import OBEYED, UNKNOWN, format_duration, harmless
 
 if TYPE_CHECKING:
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 Render = Callable[[Mapping[str, Any]], Iterable[str]]
 
 _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
-# Each part has a mark of its own, so that colour says nothing alone.
-_BAR_MARKS = (("█", "cyan"), ("▒", "magenta"), ("░", "yellow"), ("▓", "green"))
-_BAR_WIDTH = 40
 _INDENT = "        "
 # A column that has less room than this is not folded into it.
 _LEAST_WIDTH = 24
@@ -252,32 +248,11 @@ def table_lines(table: Table) -> Iterable[str]:
 
 
 def section_lines(section: Section) -> Iterable[str]:
-    """A section of a view: bars of several parts are drawn, all else that is drawn has its table."""
-    from tunerd.web.charts import legend, total_words
-
+    """A section of a view; of what is drawn elsewhere its tables."""
     if section.text:
         yield section.text
     yield from (f"  {remark}" for remark in section.remarks)
     yield from columns(section.facts)
-    for chart in section.charts:
-        if isinstance(chart.plot, Bars) and chart.plot.is_stacked:
-            keys = [key.label for key in legend(chart.plot, chart.title)]
-            marks = (
-                f"{paint(mark, colour, sys.stdout)} {key}"
-                for key, (mark, colour) in zip(keys, _BAR_MARKS, strict=False)
-            )
-            yield ""
-            yield f"{chart.title}   {'  '.join(marks)}"
-            rows = [
-                (name if len(bars) == 1 else f"{name}, {one.label}", one)
-                for name, bars in chart.plot.groups
-                for one in bars
-            ]
-            largest = max(sum(part.value or 0.0 for part in one.parts) for _, one in rows)
-            width = max(len(name) for name, _ in rows)
-            for name, one in rows:
-                drawn = _bar([part.value or 0.0 for part in one.parts], largest=largest)
-                yield f"  {name.ljust(width)}  {drawn}  {total_words(chart.plot, one)}"
     for table in section.tables:
         yield ""
         yield table.caption
@@ -290,19 +265,6 @@ def sections_lines(sections: Iterable[Section]) -> Iterable[str]:
         yield ""
         yield section.title.upper()
         yield from section_lines(section)
-
-
-def _bar(parts: Sequence[float], *, largest: float) -> str:
-    """A bar of sizes, each with a mark of its own; `largest` is the size that fills the width."""
-    edges = [0.0, *accumulate(parts)]
-    scale = _BAR_WIDTH / largest if largest > 0 else 0.0
-    sizes = [round(end * scale) - round(begin * scale) for begin, end in pairwise(edges)]
-    drawn = "".join(
-        paint(mark * size, colour, sys.stdout)
-        for (mark, colour), size in zip(_BAR_MARKS, sizes, strict=False)
-        if size
-    )
-    return drawn + " " * (_BAR_WIDTH - sum(sizes[: len(_BAR_MARKS)]))
 
 
 def or_unknown(value: float | None, unit: str, digits: int = 0) -> str:

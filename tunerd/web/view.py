@@ -361,25 +361,19 @@ def workload_section(workload: Mapping[str, Any]) -> Section:
     classes, rates, learned = workload["classes"], workload["rates"], workload["learned"] or {}
     means = [(one["name"], one["mean"]) for one in classes]
     charts = [Chart("tokens", "Tokens of one request", _of_classes(_TOKENS, "tokens", 0, means))]
-    text = ""
+    tables = [table_of("Mean request of each class", classes, _CLASS)]
+    text = "turn times: unknown, because no log shows how fast the live server is"
     if workload["turn"] is not None:
-        title = (
-            f"Turn time at {rates['prompt_tok_s']:.0f} tok/s of prompt and "
+        text = (
+            f"turn times: at {rates['prompt_tok_s']:.0f} tok/s of prompt and "
             f"{rates['decode_tok_s']:.1f} tok/s of answer"
         )
         turns = [*((one["name"], one["turn"]) for one in classes), ("expected", workload["turn"])]
-        charts.append(Chart("turns", title, _of_classes(_TIMES, "seconds", 1, turns)))
-    else:
-        text = "turn times: unknown, because no log shows how fast the live server is"
+        charts.append(Chart("turns", "Turn time", _of_classes(_TIMES, "seconds", 1, turns)))
+        tables.append(table_of("Turn time [s]", turns, _TURN))
     accepted = percent(learned.get("acceptance_ratio"))
-    return Section(
-        "workload",
-        workload["name"],
-        text,
-        tuple(charts),
-        (table_of("Mean request of each class", classes, _CLASS),),
-        facts=(("drafts accepted", accepted),) if accepted else (),
-    )
+    facts = (("drafts accepted", accepted),) if accepted else ()
+    return Section("workload", workload["name"], text, tuple(charts), tuple(tables), facts)
 
 
 def _of_classes(
@@ -405,6 +399,13 @@ _CLASS: Columns[Mapping[str, Any]] = {
     "reasoning [tok]": lambda one: figure(one["mean"]["reasoning_tokens"], 0) or "in the answer",
     "answer [tok]": lambda one: figure(one["mean"]["answer_tokens"], 0),
     "at once": lambda one: str(one["concurrency"]),
+}
+_TURN: Columns[tuple[str, Mapping[str, Any]]] = {
+    "~class": lambda one: one[0],
+    "prefill": lambda one: figure(one[1]["prefill_s"]),
+    "reasoning": lambda one: figure(one[1]["reasoning_s"]) or "in the answer",
+    "decode": lambda one: figure(one[1]["decode_s"]),
+    "turn": lambda one: figure(one[1]["total_s"]),
 }
 
 

@@ -11,6 +11,7 @@ from tests.support.transcripts import transcript
 from tunerd.watch.figures import Reading, gpu_now
 from tunerd.web.charts import in_words
 from tunerd.web.page import health_of, overview
+from tunerd.web.view import workload_section
 
 WELL: dict[str, Any] = {
     "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
@@ -80,3 +81,23 @@ def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up(
     assert cards(blind).rows[0][1:] == (None,) * 8
     for gpus in (None, ()):
         assert cards(replace(blind, gpus=gpus)) is None
+
+
+def test_each_chart_of_a_workload_has_its_figures_in_a_table() -> None:
+    turn = {"prefill_s": 1.25, "reasoning_s": None, "decode_s": 3.5, "total_s": 4.75}
+    mean = {"cached_tokens": 10, "new_tokens": 1012, "reasoning_tokens": None, "answer_tokens": 157}
+    one = {
+        "name": "edit",
+        "share": 1.0,
+        "kind": "code",
+        "concurrency": 1,
+        "mean": mean,
+        "turn": turn,
+    }
+    rates = {"prompt_tok_s": 810.0, "decode_tok_s": 45.0}
+    shown = workload_section(
+        {"name": "mine", "learned": None, "rates": rates, "turn": turn, "classes": [one]}
+    )
+
+    assert len(shown.charts) == len(shown.tables) == 2
+    assert shown.tables[1].rows[-1] == ("expected", "1.2", "in the answer", "3.5", "4.8")
