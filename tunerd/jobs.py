@@ -238,12 +238,16 @@ def start_job(ctx: Context, request: JobRequest) -> int:
         for old in folder.of_lanes(looks=looks)[_MOST_KEPT:]:
             folder.forget(old)
     words = ["job", str(number)]
-    if ctx.mode is Mode.LOCAL:
-        _start_process(ctx, folder, number, words)
-    else:
-        what = f"job {number}, {request.kind}"
-        like = NOTIFY if request.kind == "notify test" else SWEEP
-        start_own_unit(ctx, job_unit(number), what, words, like=like, is_told=True)
+    try:
+        if ctx.mode is Mode.LOCAL:
+            _start_process(ctx, folder, number, words)
+        else:
+            what = f"job {number}, {request.kind}"
+            like = NOTIFY if request.kind == "notify test" else SWEEP
+            start_own_unit(ctx, job_unit(number), what, words, like=like, is_told=True)
+    except TunerdError:
+        folder.forget(number)  # else it would seem to be about to begin
+        raise
     return number
 
 

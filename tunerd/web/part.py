@@ -137,9 +137,11 @@ class Desk:
         """Begin a job, if no other one changes something."""
         name, now_s = peers.account_text(question.uid), self._ctx.clock.now_s()
         request = JobRequest(words.kind, tuple(question.argv), words.lane, name, now_s)
-        if words.params.get("profile"):  # one that is not there is told at once, not by a job
-            options = parse_options(words.params.get("options", ()))
-            load_profile(self._ctx, words.params["profile"], options=options)
+        named = words.params.get("profile") or ()
+        options = parse_options(words.params.get("options", ()))
+        # One that is not there is told at once, not by a job.
+        for profile in (named,) if isinstance(named, str) else named:
+            load_profile(self._ctx, profile, options=options)
         with self._starting:
             number = self._start(request)
         log.info("job.begun", job=number, kind=words.kind, by=name, uid=question.uid)

@@ -334,3 +334,12 @@ def test_texts_that_are_not_utf_8_are_shown_and_break_nothing(api: ApiBox) -> No
     assert (said.status, shown.status) == (200, 200)
     assert "Description=mod\udce8le" in said.json["diff"]
     assert "Description=mod\\udce8le" in shown.text
+
+
+def test_what_takes_several_profiles_finds_each_of_them(api: ApiBox) -> None:
+    name = "cpu-embedded-baseline"
+    for words in (["emit", "shell", "--", name], ["fits", "--", name, name]):
+        said = api.post("/api/run", {"argv": words})
+        assert said.status == 202, said
+    said = api.post("/api/fits", {"profile": [name, "none-such"]})
+    assert (said.status, said.json["error"]["code"]) == (404, "unknown_name")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.world import a_world
 from tests.support.api_box import ApiBox
 from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, HostError, UsageError
-from tunerd.jobs import JobFolder, folder_of, running_jobs, watch_job
+from tunerd.jobs import JobFolder, folder_of, running_jobs, start_job, watch_job
 from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.result import Progress
@@ -178,6 +179,17 @@ def test_a_job_that_never_began_keeps_none_away_until_a_clock_that_was_ahead_is_
     ctx = Box(tmp_path).context
     folder_of(ctx).create(replace(REQUEST, asked_s=ctx.clock.now_s() + 86400.0))
     assert running_jobs(ctx) == []
+
+
+def test_a_job_that_could_not_be_started_keeps_none_away(tmp_path: Path) -> None:
+    """Whoever asked again within two minutes was told that it was under way."""
+    with a_world(tmp_path) as world:
+        ctx = replace(
+            world.context(), data_dir=tmp_path
+        )  # its unit is confined like one that lies there
+        with pytest.raises(HostError):
+            start_job(ctx, replace(REQUEST, asked_s=ctx.clock.now_s()))
+        assert running_jobs(ctx) == []
 
 
 def test_of_a_job_that_told_very_much_it_is_known_how_it_began_and_ended(tmp_path: Path) -> None:
