@@ -43,7 +43,7 @@ FACES = {
     "watch": "daemon figures findings guarding history notices probation watcher",
     "doctor": "doctor",
     "fleet": "rollout shared steps study",
-    "web": "charts page part report view",
+    "web": "page part report view",
 }
 
 # Decisions: values in, values out. These import pure modules alone and call nothing that acts, so they

@@ -39,7 +39,6 @@ class ProbationRecord:
     basis: dict[str, Any] = field(default_factory=lambda: {"slowest_tok_s": None})
     looks: int = 0
     tok_s: float | None = None
-    last: dict[str, Any] | None = None
 
     @property
     def is_open(self) -> bool:

@@ -630,7 +630,6 @@ class Basis:
 
     slowest_tok_s: float | None = None
     deepest_tokens: int = 0
-    n_samples: int = 0
     previous_tok_s: float | None = None
     headroom_mib: int | None = None
     cache_ram_mib: int | None = _CACHE_RAM_MIB

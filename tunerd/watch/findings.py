@@ -142,17 +142,16 @@ def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> drift.Basi
         is_same = arm.argv == before and on_same_cards(arm.fingerprint, now)
         return is_same and not is_own(arm)
 
-    own = _samples(ctx, is_own)
+    own = drift.usable(_samples(ctx, is_own))
     previous = [] if before is None else _samples(ctx, is_before)
     has_gpu = bool(ctx.gpu.read().gpus)
     return drift.Basis(
         slowest_tok_s=drift.slowest_tok_s(own),
-        deepest_tokens=max((drift.depth_of(sample) for sample in drift.usable(own)), default=0),
-        n_samples=len(drift.usable(own)),
+        deepest_tokens=max(map(drift.depth_of, own), default=0),
         previous_tok_s=drift.slowest_tok_s(previous),
         headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
         cache_ram_mib=drift.cache_ram_mib(generation.argv),
-        pace=drift.pace_of(drift.usable(own)),
+        pace=drift.pace_of(own),
     )
 
 

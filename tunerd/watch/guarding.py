@@ -59,7 +59,8 @@ _BEST = "best"
 _UPGRADES = ("upgrade", "upgrade-refused")
 # Once the server is back, want of memory is another time, and so it is a day later.
 _OOM, _OOM_S = ("oom", guards.BACK), 86400.0
-_RAISES = "the fit margin was raised"
+_MARGIN = "the fit margin "
+_RAISES = f"{_MARGIN}was raised"
 _OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
 
 log = structlog.get_logger()
@@ -445,7 +446,7 @@ class Guarding(Teller):
             if self._begin(_ACT_UNIT, "raises the fit margin", words):
                 self._raises = True
             else:
-                text = "the fit margin could not be raised: its unit does not start"
+                text = f"{_MARGIN}could not be raised: its unit does not start"
                 self._event("guard-failed", "error", text, "`tunerd guard raise-margin`")
 
     def _restart(self, engine: EngineNow) -> None:
@@ -597,19 +598,13 @@ def show_guards(ctx: Context) -> ActionResult:
          ("plan and try the deployed command line again, and say what its next start will refuse; act: the "
           "next night compares a kept copy of the old build with the new one")),
     ]  # fmt: skip
-    _, findings = read_findings(ctx, None)
     shown = [
         {"name": name, "policy": policy, "evidence": evidence, "may": may,
-         "last": next((asdict(event) for event in kept.events if event.kind in kinds), None)}
+         "last": next((asdict(event) for event in kept.events if event.kind in kinds
+                       and (event.kind != "guard-failed" or event.text.startswith(_MARGIN))), None)}
         for name, policy, kinds, evidence, may in rows
     ]  # fmt: skip
-    confirmed = findings.confirmed if findings is not None else None
-    payload = {
-        "guards": shown,
-        "confirmed": None if confirmed is None else asdict(confirmed),
-        "problem": kept.problem,
-    }
-    return ActionResult("guard show", payload)
+    return ActionResult("guard show", {"guards": shown, "problem": kept.problem})
 
 
 _MARGIN_FLAGS = frozenset({"--fit-target", "--fit-margin"})

@@ -337,7 +337,6 @@ class Probation:
             basis=plain(watch.basis),
             looks=len(watch.looks),
             tok_s=watch.drift.tok_s,
-            last=plain(watch.looks[-1]) if watch.looks else None,
         )
         keep_probation(ctx, watch.record)
 

@@ -315,7 +315,7 @@ def _drawn_bars(plot: Bars, axis: _Axis, heights: Sequence[int], row_px: int) ->
             place = top + _ROW_PX + at * row_px
             if plot.is_stacked:
                 label = "" if bar.label == name else f"{_shortened(bar.label)}: "
-                yield _text("0", place + 13, label + total_words(plot, bar), "start")
+                yield _text("0", place + 13, label + _total_words(plot, bar), "start")
                 place += _ROW_PX
             yield from _bar(plot, bar, axis, place)
         top += height
@@ -340,10 +340,10 @@ def _bar(plot: Bars, bar: Bar, axis: _Axis, top: float) -> Iterator[str]:
         yield _rule("whisker", (axis.x(bar.low), middle), (axis.x(bar.high), middle))
     if not plot.is_stacked:
         end = axis.x(max(begin, bar.high or 0.0))
-        yield _text(end, top + 12, total_words(plot, bar), "after start", dx=6)
+        yield _text(end, top + 12, _total_words(plot, bar), "after start", dx=6)
 
 
-def total_words(plot: Bars, bar: Bar) -> str:
+def _total_words(plot: Bars, bar: Bar) -> str:
     """The whole, or what of it is missing."""
     if bar.total is not None:
         total = f"{bar.total:,.{plot.digits}f}"

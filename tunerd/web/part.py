@@ -205,10 +205,6 @@ class Desk:
     def _look_events(self, number: int, offset: int = 0) -> Mapping[str, Any]:
         return news_of(self._ctx, number, offset)
 
-    def _look_readings(self) -> Mapping[str, Any]:
-        rows = [one.to_json() for one in self._telemetry.readings()]
-        return {"watched": True, "latest": rows[-1] if rows else None, "readings": rows}
-
     def _look_telemetry(self, hours: float = _HOURS) -> Mapping[str, Any]:
         now_s = self._ctx.clock.now_s()
         since_s = now_s - hours * 3600

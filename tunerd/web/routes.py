@@ -75,7 +75,6 @@ LOOKS: Mapping[str, Look] = {
         {"number": _NUMBER, "offset": _NUMBER},
         "/api/jobs/{number}/events",
     ),
-    "readings": Look("What was watched in the last hour", {}, "/api/readings"),
     "telemetry": Look(
         "What was watched, by day and week",
         {"hours": {"type": "number", "minimum": 0.1, "maximum": 9600.0,

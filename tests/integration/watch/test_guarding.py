@@ -45,7 +45,7 @@ from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.findings import check
-from tunerd.watch.guarding import CHECK_UNIT, Guarding, restart_server
+from tunerd.watch.guarding import CHECK_UNIT, Guarding, restart_server, show_guards
 from tunerd.watch.history import HistoryKeeper, history
 from tunerd.watch.probation import MARGIN_KEY
 from tunerd.watch.watcher import Watcher
@@ -576,6 +576,8 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
     told = "nothing was restarted: the server was stopped or restarted meanwhile"
     assert world.told[-1].text == told
     assert not world.manager.state(UNIT).is_active
+    shown = {one["name"]: one["last"] for one in show_guards(world.ctx).payload["guards"]}
+    assert (shown["oom"], shown["hang"]["kind"]) == (None, "hang"), "the margin had no part in it"
 
 
 def test_a_server_that_somebody_stops_while_the_cards_are_looked_at_stays_stopped(
@@ -951,7 +953,7 @@ def test_where_no_counter_tells_of_drafts_the_log_does_and_acts_alone_on_nothing
         assert words in counting.told[0].text
 
 
-BASIS = {"slowest_tok_s": 50.0, "deepest_tokens": 2000, "n_samples": 9, "previous_tok_s": None}
+BASIS = {"slowest_tok_s": 50.0, "deepest_tokens": 2000, "previous_tok_s": None}
 OTHER_TEXT: dict[str, Any] = {"drafts": HARD}
 
 

@@ -30,9 +30,7 @@ from tunerd.watch.drift import (
 from tunerd.watch.figures import Reading, Served
 from tunerd.watch.guards import Act, Decision, Policy
 
-BASIS = Basis(
-    slowest_tok_s=50.0, deepest_tokens=2000, n_samples=9, previous_tok_s=52.0, headroom_mib=200
-)
+BASIS = Basis(slowest_tok_s=50.0, deepest_tokens=2000, previous_tok_s=52.0, headroom_mib=200)
 LIFE = "one"
 
 
