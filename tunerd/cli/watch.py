@@ -382,7 +382,7 @@ def _doing(row: Mapping[str, Any]) -> str:
         return str(row["progress"]["text"])
     result = row["result"] or {}
     failed = result.get("error")
-    return str(failed["message"] if failed else result.get("sentence") or "")
+    return str(failed["message"] if failed else view.came_to(result))
 
 
 @click.command(name="job", hidden=True)

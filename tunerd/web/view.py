@@ -308,6 +308,12 @@ def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
     }, link=lambda one: None if one["is_live"] else f"/rollback?to={one['name']}")  # fmt: skip
 
 
+def came_to(result: Mapping[str, Any]) -> str:
+    """What a job did, in a sentence; empty where its result has none."""
+    said = (result.get(key) for key in ("summary", "text", "sentence"))
+    return next((one for one in said if isinstance(one, str)), "")
+
+
 def flags_table(origins: Sequence[Sequence[str]]) -> Table:
     """Every flag, and who set it."""
     rows = tuple((flag, key or "", origin) for flag, key, origin in origins)

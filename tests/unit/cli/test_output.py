@@ -11,6 +11,7 @@ import click
 import pytest
 
 from tunerd.cli.output import columns, finish, print_error, print_message, show
+from tunerd.cli.watch import render_jobs
 from tunerd.errors import EngineError
 from tunerd.result import ActionResult, warning
 from tunerd.words import harmless
@@ -88,3 +89,13 @@ def test_what_somebody_pasted_is_not_told_in_whole_and_what_may_be_copied_is(
     assert len(said) < 20_000
     assert said.count("(100,000 characters)") == 3
     assert command in said
+
+
+def test_a_list_of_jobs_says_what_each_came_to() -> None:
+    results = {"apply": {"summary": "it serves"}, "recover": {"text": "it was undone"}, "sweep run": {"sentence": "no winner"},
+               "bench": {"error": {"message": "it fails"}}, "decline": None}  # fmt: skip
+    rows = [{"job": 1, "asked_s": 0.0, "asked_by": "alice", "kind": kind, "state": "done", "progress": None,
+             "result": result} for kind, result in results.items()]  # fmt: skip
+    _, *lines = render_jobs({"jobs": rows})
+    said = [line.partition("done")[2].strip() for line in lines]
+    assert said == ["it serves", "it was undone", "no winner", "it fails", ""]
