@@ -169,7 +169,7 @@ def main() -> None:
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # In every locale, as Python itself from 3.15 on: charts, JSON and names have more than ASCII.
+        # In every locale, as Python itself from 3.15 on: figures, JSON and names have more than ASCII.
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = _main()

@@ -83,11 +83,11 @@ def test_with_both_streams_closed_the_exit_code_is_that_of_the_action() -> None:
     assert call("--fails", closes="2>/dev/full")[0] == 3
 
 
-def test_charts_and_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
+def test_figures_and_names_of_files_are_the_same_in_every_locale(tmp_path: Path) -> None:
     """In `LC_ALL=de_DE` the bytes of `ü` were two other letters, and the unit that was planned served no file."""
     shown = Box(tmp_path, {"PYTHONIOENCODING": "ascii"}).call("workload", "show", "chat")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "\u2588" in shown.stdout
+    assert "\u00a0%" in shown.stdout
     folder = tmp_path / "Modelle für größere"
     folder.mkdir()
     write(design(SHAPES["tiny"]), folder / "tiny.gguf")
