@@ -49,10 +49,6 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     before_w = gpus[0].power_limit_w
     if ctx.paths.power.exists():  # of which `before_w` would be the wrong one
         raise HostError("an earlier power limit was not restored", hint="`tunerd recover`")
-    if before_w == watts:
-        yield
-        _demand_it_held(ctx, watts)
-        return
     record = PowerRecord(lease, gpus[0].uuid, before_w, watts)
     unit = power_unit(lease)
     folder = ctx.services.runtime_unit_dir

@@ -83,7 +83,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class PowerRow:
-    """A configuration at one limit: means over its rounds, and the extremes of energy."""
+    """A configuration at one limit: means over its rounds."""
 
     case: str
     limit_w: float
@@ -91,8 +91,6 @@ class PowerRow:
     turn_s: float
     tok_s: float | None
     joules_per_token: float | None
-    least_joules: float | None
-    most_joules: float | None
 
 
 @dataclass
@@ -126,7 +124,7 @@ class PowerTable:
         if own is None or own.joules_per_token is None:
             return f"how much energy a token takes at {self.own_w:g} W is not known; {kept}"
         best = min(known, key=lambda one: one.joules_per_token or math.inf)
-        if min(best.rounds, own.rounds) < _ROUNDS or not _takes_less(best, own):
+        if not _takes_less(self._joules(best), self._joules(own)):
             return f"no limit takes clearly less energy per token than {self.own_w:g} W; {kept}"
         return (
             f"at {best.limit_w:g} W a token takes {best.joules_per_token:.2f} J instead of "
@@ -135,19 +133,20 @@ class PowerTable:
             "until the next boot"
         )
 
+    def _joules(self, row: PowerRow) -> list[float]:
+        """What a token took in each round that tells it."""
+        return all_known(one.joules_per_token for one in self.rounds[row.case, row.limit_w])
 
-def _takes_less(best: PowerRow, own: PowerRow) -> bool:
-    """Whether two rows lie further apart than the rounds of either.
+
+def _takes_less(best: Sequence[float], own: Sequence[float]) -> bool:
+    """Whether all rounds are there, and those of two limits lie further apart than the rounds of either.
 
     Of eight limits at which a token takes the same, the best of three rounds lies below all of the own one's in 17
     nights of 100, and so far below in 1.5 (normal noise, 20,000 nights drawn).
     """
-    ends = (best.least_joules, best.most_joules, own.least_joules, own.most_joules)
-    known = all_known(ends)
-    if not known:
-        return False
-    low, high, own_low, own_high = known
-    return own_low - high > max(high - low, own_high - own_low)
+    apart = min(own) - max(best)
+    is_whole = min(len(best), len(own)) == _ROUNDS
+    return is_whole and apart > max(max(one) - min(one) for one in (best, own))
 
 
 def power_notes(table: Mapping[str, Any]) -> list[Message]:
@@ -166,8 +165,6 @@ def _row(case: str, limit_w: float, rounds: Sequence[Round]) -> PowerRow:
         turn_s=fmean(one.turn_s for one in rounds),
         tok_s=fmean(speeds) if speeds else None,
         joules_per_token=fmean(joules) if joules else None,
-        least_joules=min(joules, default=None),
-        most_joules=max(joules, default=None),
     )
 
 

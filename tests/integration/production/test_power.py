@@ -25,7 +25,7 @@ from tunerd.production.lease import hold
 from tunerd.production.measurement import clear_dead_measurements, has_leftovers
 from tunerd.production.power import power_limit
 from tunerd.production.recover import recover
-from tunerd.units.manager import LeaseSpec, power_unit
+from tunerd.units.manager import LeaseSpec
 
 ID = "0123456789ab"
 OWN_W, OTHER_W, THIRD_W = 220.0, 150.0, 180.0
@@ -129,12 +129,6 @@ def test_a_limit_holds_for_the_body_alone_and_what_it_was_is_on_record_meanwhile
             raise ends
 
     assert (card.limit_w, card.left()) == (OWN_W, [])
-
-
-def test_the_limit_that_holds_already_needs_nothing(card: Card) -> None:
-    with power_limit(card.context(), ID, UNIT, OWN_W):
-        assert card.left() == []
-    assert card.world.manager.state(power_unit(ID)).exists is False
 
 
 @pytest.mark.parametrize(
