@@ -270,15 +270,15 @@ def _for_one(target: Target, server: Server, image: str) -> dict[str, Any]:
     if target is Target.SHELL:
         return {"server": server}
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", server.names[0]).strip("-._") or "llama-server"
-    flags, mounts = _with_address(server), _bound(server)
+    mounts = _bound(server)
     if target is Target.QUADLET:
-        for flag in flags:
+        for flag in server.flags:
             if "" in flag.words:  # seen with podman 5.8: what follows is left out without a word
                 raise _refuse(target, flag, "podman's generator ends the line at an empty word")
         for source, _, _ in mounts:
             if ":" in source or source != source.strip() or _UNPRINTABLE.search(source):
                 raise _refuse(target, Flag((source,)), "Volume= cannot name such a folder")
-    return {"server": server, "name": name, "flags": flags, "mounts": mounts, "image": image,
+    return {"server": server, "name": name, "mounts": mounts, "image": image,
             "published": _published(server)}  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
             lost.append(f"the API key: it stays in {server.api_key_file}, which you have to mount into the container")  # fmt: skip
         away = [word for one in flags for word in one.words if word.startswith("/") and word not in server.folders]  # fmt: skip
         lost += [f"`{word}`: there is no such file here to mount" for word in away if word != server.api_key_file]  # fmt: skip
-        flags = [_inside(flag, server) for flag in flags]
+        flags = _inside(server, flags)
     if target is Target.SHELL and server.locks_memory:
         lost.append("LimitMEMLOCK=infinity: see `ulimit -l`")
     return replace(server, flags=tuple(flags), environment=environment), tuple(lost)
@@ -337,21 +337,17 @@ def _why_no_variable(target: Target, name: str, value: str) -> str | None:
     return None
 
 
-def _inside(flag: Flag, server: Server) -> Flag:
-    """A flag as it is within a container, where folders stand elsewhere."""
-    words: tuple[str, ...]
-    if flag.name == "--api-key-file":
-        words = (flag.words[0], _KEY_INSIDE)
-    elif flag.name == "--host":
-        words = (flag.words[0], "0.0.0.0")  # noqa: S104 -- of the container; what is published says host
-    else:
-        mounts = _mounts(server)
-        paths = {
-            word: posixpath.normpath(posixpath.join(mounts[folder], below))
-            for word, (folder, below) in server.folders.items()
-        }
-        words = tuple(paths.get(word, word) for word in flag.words)
-    return replace(flag, words=words)
+def _inside(server: Server, flags: Sequence[Flag]) -> list[Flag]:
+    """Flags as they are within a container, where files stand elsewhere, and all addresses are its own."""
+    mounts, paths = _mounts(server), {server.api_key_file: _KEY_INSIDE}
+    for word, (folder, below) in server.folders.items():
+        paths[word] = posixpath.normpath(posixpath.join(mounts[folder], below))
+    return [
+        *(replace(one, words=tuple(paths.get(word, word) for word in one.words))
+          for one in flags if one.name not in {"--host", "--port"}),
+        Flag(("--host", "0.0.0.0"), "the container"),  # noqa: S104 -- what is published says host
+        Flag(("--port", str(server.port)), "what is published below"),
+    ]  # fmt: skip
 
 
 def _mounts(server: Server) -> dict[str, str]:
@@ -438,11 +434,3 @@ def _published(server: Server) -> str:
         ) from error
     where = f"[{host}]" if ":" in host else host
     return f"{where}:{server.port}:{server.port}"
-
-
-def _with_address(server: Server) -> tuple[Flag, ...]:
-    """Its flags, with an address that can be published whether it had one or not."""
-    flags = [one for one in server.flags if one.name != "--port"]
-    if not any(one.name == "--host" for one in flags):
-        flags.append(Flag(("--host", "0.0.0.0"), "the container"))  # noqa: S104
-    return (*flags, Flag(("--port", str(server.port)), "what is published below"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def _serving(ctx: Context) -> Server:
             state="nothing was written",
             hint="name a profile: `tunerd profiles list`",
         )
-    generation = ctx.deployed()
-    origins = generation.origins if generation is not None and live.is_ours else ()
-    profile = generation.profile if generation is not None and live.is_ours else None
+    generation = ctx.deployed() if live.is_ours else None
+    origins = () if generation is None else generation.origins
+    profile = None if generation is None else generation.profile
     title = f"what {ctx.unit} serves" + (f", profile {profile}" if profile else "")
     has_gpu = bool(read_host(ctx.gpu).gpus)
     name = profile or ctx.unit.removesuffix(".service")
@@ -104,15 +105,13 @@ def _server(
 ) -> Server:
     argv, serving = unit.argv or (), unit.serving
     n_program = len(argv) - len(unit.arguments)
-    flags = _from_the_root(flags_of(argv[n_program:], origins), unit)
-    key = serving.api_key_file
-    source = None if key is None else unit.source_of(key)
-    if source is not None and source != key:
-        flags = tuple(
-            replace(one, words=(one.words[0], source)) if one.name == "--api-key-file" else one
-            for one in flags
-        )
-        key = source
+    folder = parse_unit(unit.text or "").value("Service", "WorkingDirectory") or "/"
+    found = partial(_from_the_root, unit, folder.removeprefix("-"))
+    flags = tuple(
+        replace(one, words=(one.words[0], *map(found, one.words[1:])))
+        for one in flags_of(argv[n_program:], origins)
+    )
+    key = None if serving.api_key_file is None else found(serving.api_key_file)
     unsaid = sorted(one for one in unit.file_environment if not one.startswith(_OF_ENGINES))
     aliases = tuple(part.strip() for part in (serving.alias or "").split(",") if part.strip())
     return Server(
@@ -144,20 +143,12 @@ def _folders(flags: Sequence[Flag], key: str | None) -> dict[str, tuple[str, str
     }
 
 
-def _from_the_root(flags: Sequence[Flag], unit: LiveUnit) -> tuple[Flag, ...]:
-    """The flags with files named from `/`: others start the server in another folder than its unit does."""
-    told = parse_unit(unit.text or "").value("Service", "WorkingDirectory") or "/"
-    folder = told.removeprefix("-")
-
-    def found(word: str) -> str:
-        path = os.path.join(folder, word)  # noqa: PTH118 -- pathlib raises where a folder is closed
-        is_named = not word.startswith("/") and ("/" in word or "." in word)
-        return path if is_named and os.path.isfile(path) else word  # noqa: PTH113
-
-    return tuple(
-        replace(one, words=(one.words[0], *(found(word) for word in one.words[1:])))
-        for one in flags
-    )
+def _from_the_root(unit: LiveUnit, folder: str, word: str) -> str:
+    """A word of a server; a file from `/`: others start it in another folder, and without its unit's credentials."""
+    source = unit.source_of(word)
+    path = os.path.join(folder, source)  # noqa: PTH118 -- pathlib raises where a folder is closed
+    is_file = ("/" in source or "." in source) and os.path.isfile(path)  # noqa: PTH113
+    return path if is_file else source
 
 
 def _folder_of(path: Path) -> tuple[str, str]:

@@ -122,12 +122,17 @@ def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a
         box.apply("mine")
         (unit,) = box.box.folder.rglob("llama-server.service")
         (box.box.folder / "of-root").write_text("DATABASE=sk-hidden\nGGML_SAID=1\n")
-        text = unit.read_text().replace(str(box.model), box.model.name)
+        key = box.model.with_name("keys.txt")
+        key.write_text("sk-secret\n")
+        text = unit.read_text().replace(str(box.model), f"{box.model.name} --api-key-file keys.txt")
         text = text.replace("Type=", f"EnvironmentFile={box.box.folder}/of-root\nType=")
         unit.write_text(re.sub("WorkingDirectory=.*", f"WorkingDirectory={box.model.parent}", text))
         assert str(box.model) not in unit.read_text()
         made = box.json("emit", "shell")
         assert str(box.model) in made["text"]
+        (service,) = yaml.safe_load(box.json("emit", "compose")["text"])["services"].values()
+        assert str(key) in {one["source"] for one in service["volumes"]}
+        assert f"--api-key-file {key} " in box.json("emit", "models-ini")["text"]
         assert "sk-hidden" not in str(made)
         assert "export GGML_SAID=1\n" in made["text"]
         assert any("DATABASE: it comes from a file" in line for line in made["not_carried"])
