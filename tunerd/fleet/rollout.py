@@ -533,7 +533,7 @@ class _Walk:
         messages: list[Message] = [
             error("stopped", f"{one.box}: {one.state}: {one.text}", hint)
             for one in self.rollout.boxes
-            if (hint := self._next(one)) is not None and self.rollout.exit_code_of(one)
+            if (hint := self._next(one)) is not None
         ]
         return ActionResult(
             command,

@@ -153,7 +153,6 @@ class Database:
         logging.getLogger("psycopg").setLevel(logging.ERROR)
         self._url = sa.make_url(url)
         self.name = f"the shared store `{self._url.set(query={}).render_as_string()}`"
-        self._wait_s = wait_s
         self._limit_s = limit_s
         self._options = (
             f"-c lock_timeout={wait_s * 1000:.0f} -c statement_timeout={limit_s * 1000:.0f}"
@@ -400,14 +399,10 @@ def hand_in(ctx: Context) -> ActionResult:
         except TunerdError as problem:
             with contextlib.suppress(HostError):
                 last = ctx.files.recall(HandedIn, ctx.paths.handed_in) or HandedIn()
-                _keep(ctx, replace(last, problem=problem.words))
+                ctx.files.keep(ctx.paths.handed_in, replace(last, problem=problem.words))
             raise
-        _keep(ctx, HandedIn(at_s=begun_s, problem=None, url=url))
+        ctx.files.keep(ctx.paths.handed_in, HandedIn(at_s=begun_s, url=url))
     return result
-
-
-def _keep(ctx: Context, how: HandedIn) -> None:
-    ctx.files.write_json(ctx.paths.handed_in, plain(how))
 
 
 def _hand_in(ctx: Context) -> ActionResult:
@@ -434,18 +429,12 @@ def box_id(ctx: Context) -> str:
         Busy: another process makes it at this moment.
         HostError: it cannot be read or written.
     """
-    found = _known_id(ctx)
-    if found is not None:
-        return found
-    with lock(ctx.paths.box.with_suffix(".lock"), purpose="box id", since=ctx.now_text()):
-        made = _known_id(ctx) or uuid.uuid4().hex
-        ctx.files.write_json(ctx.paths.box, {"id": made})
-    return made
-
-
-def _known_id(ctx: Context) -> str | None:
     found = _own_file(ctx).get("id")
-    return found if isinstance(found, str) else None
+    if not found:
+        with lock(ctx.paths.box.with_suffix(".lock"), purpose="box id", since=ctx.now_text()):
+            found = _own_file(ctx).get("id") or uuid.uuid4().hex
+            ctx.files.write_json(ctx.paths.box, {"id": found})
+    return str(found)
 
 
 def _own_file(ctx: Context) -> Mapping[str, Any]:
@@ -541,16 +530,13 @@ def _hand_in_some(
 ) -> int:
     """Entries, and how far this box is now, in one transaction: after it both are there, or neither."""
     mine = (origin.c.box_id == box_id) & (origin.c.local_id == _local_id(row))
-    known = connection.execute(origin.select().where(mine)).one_or_none()
+    there = sa.select(origin.c.run_id, origin.c.last_entry).where(mine)
+    number, after = connection.execute(there).one_or_none() or (None, 0)
     end = {name: row[name] for name in ("ended_s", "outcome", "reason")}
-    if known is None:
+    if number is None:
         began = {name: row[name] for name in ("kind", "started_s", "head")}
-        made = connection.execute(run.insert().values(**began, **end)).inserted_primary_key
-        number, after = int(made[0]), 0  # type: ignore[index]  # None only for many rows
-        values = {"run_id": number, "box_id": box_id, "local_id": _local_id(row), "last_entry": 0}
-        connection.execute(origin.insert().values(**values, handed_in_at=sa.func.clock_timestamp()))
+        number = connection.scalar(run.insert().values(**began, **end).returning(run.c.id))
     else:
-        number, after = known.run_id, known.last_entry
         connection.execute(run.update().where(run.c.id == number).values(**end))
     wanted = entry.select().where(entry.c.run_id == row["id"], entry.c.id > after)
     with local.reading() as reading:
@@ -560,11 +546,9 @@ def _hand_in_some(
         rows = [{"run_id": number, **{name: one[name] for name in kept}} for one in found]
         connection.execute(entry.insert(), rows)
         after = found[-1]["id"]
-    connection.execute(
-        origin.update().where(mine).values(
-            last_entry=after, handed_in_at=sa.func.clock_timestamp()
-        )
-    )  # fmt: skip
+    so_far = {"last_entry": after, "handed_in_at": sa.func.clock_timestamp()}
+    put = insert(origin).values(run_id=number, box_id=box_id, local_id=_local_id(row), **so_far)
+    connection.execute(put.on_conflict_do_update(index_elements=[origin.c.run_id], set_=so_far))
     return len(found)
 
 

@@ -240,16 +240,9 @@ class SharedStudy(Study):
 
     def _put(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Tell; what the database did not take is told with what comes next, and by its key never twice."""
-        self._unsent += [
-            {
-                "class_id": self._class,
-                "box_id": self._box,
-                "key": uuid.uuid4().hex,
-                "kind": kind,
-                "body": body,
-            }
-            for kind, body in rows
-        ]
+        who = {"class_id": self._class, "box_id": self._box}
+        new = ({"key": uuid.uuid4().hex, "kind": kind, "body": body} for kind, body in rows)
+        self._unsent += [who | one for one in new]
         put = insert(told).on_conflict_do_nothing(index_elements=[told.c.key])
         unsent = self._unsent
         # What a box knows now is in the place of what it knew; arms age, as drivers and models of others do.
