@@ -23,7 +23,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunerd.engine.flags import SECRET_FLAGS, is_flag, is_secret_variable, normal_spelling
+from tunerd.engine.flags import (
+    SECRET_FLAGS,
+    is_flag,
+    is_secret_variable,
+    normal_spelling,
+    words_behind,
+)
 from tunerd.errors import UsageError
 from tunerd.units.text import quote_argument
 
@@ -65,6 +71,11 @@ class Flag:
     def name(self) -> str:
         """As the tables spell it."""
         return normal_spelling(self.words[0])
+
+    @property
+    def values(self) -> list[str]:
+        """One by one, files without the scale that may stand behind them."""
+        return [one for word in self.words[1:] for one in words_behind(self.words[0], word)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +169,9 @@ def emit(
             state="nothing was written",
             hint=f"name one profile, or emit {' or '.join(sorted(MANY))}",
         )
-    for one in servers:
-        for flag in one.flags:
-            if any("\ud800" <= letter <= "\udfff" for word in flag.words for letter in word):
-                raise _refuse(target, flag, "it is not UTF-8")
+    for flag in chain.from_iterable(one.flags for one in servers):
+        if re.search("[\ud800-\udfff]", " ".join(flag.words)):
+            raise _refuse(target, flag, "it is not UTF-8")
     named = [replace(one, names=_own_names(one, servers)) for one in servers]
     carried, lost = zip(*(_carried(target, one) for one in named), strict=True)
     told = tuple(dict.fromkeys(chain(*lost, _lost_to_the_first(target, named))))
@@ -315,7 +325,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
         lost.append(f"the build {server.program[0]}, which these flags fit: the image has its own")
         if server.api_key_file is not None:
             lost.append(f"the API key: it stays in {server.api_key_file}, which you have to mount into the container")  # fmt: skip
-        away = [word for one in flags for word in one.words if word.startswith("/") and word not in server.folders]  # fmt: skip
+        away = [word for one in flags for word in one.values if word.startswith("/") and word not in server.folders]  # fmt: skip
         lost += [f"`{word}`: there is no such file here to mount" for word in away if word != server.api_key_file]  # fmt: skip
         flags = _inside(server, flags)
     if target is Target.SHELL and server.locks_memory:
@@ -342,8 +352,14 @@ def _inside(server: Server, flags: Sequence[Flag]) -> list[Flag]:
     mounts, paths = _mounts(server), {server.api_key_file: _KEY_INSIDE}
     for word, (folder, below) in server.folders.items():
         paths[word] = posixpath.normpath(posixpath.join(mounts[folder], below))
+
+    def moved(word: str, names: Sequence[str]) -> str:
+        parts = word.split(",") if names[1:] else [word]
+        pairs = zip(names, parts, strict=True)
+        return ",".join(paths.get(name, name) + part.removeprefix(name) for name, part in pairs)
+
     return [
-        *(replace(one, words=tuple(paths.get(word, word) for word in one.words))
+        *(replace(one, words=tuple(moved(word, words_behind(one.words[0], word)) for word in one.words))
           for one in flags if one.name not in {"--host", "--port"}),
         Flag(("--host", "0.0.0.0"), "the container"),  # noqa: S104 -- what is published says host
         Flag(("--port", str(server.port)), "what is published below"),

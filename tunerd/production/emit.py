@@ -135,10 +135,10 @@ def _server(
 
 def _folders(flags: Sequence[Flag], key: str | None) -> dict[str, tuple[str, str]]:
     """For each file or folder that is named: what has to be mounted, and where it is in that."""
-    words = [word for one in flags for word in one.words[1:]]
     return {
         word: _folder_of(Path(word))
-        for word in words
+        for one in flags
+        for word in one.values
         if word.startswith("/") and word != key and os.path.exists(word)  # noqa: PTH110 -- or unseen
     }
 

@@ -122,16 +122,21 @@ def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a
         box.apply("mine")
         (unit,) = box.box.folder.rglob("llama-server.service")
         (box.box.folder / "of-root").write_text("DATABASE=sk-hidden\nGGML_SAID=1\n")
-        key = box.model.with_name("keys.txt")
+        key, lora = box.model.with_name("keys.txt"), box.model.with_name("lora.gguf")
         key.write_text("sk-secret\n")
-        text = unit.read_text().replace(str(box.model), f"{box.model.name} --api-key-file keys.txt")
+        lora.touch()
+        words = f"{box.model.name} --api-key-file keys.txt --lora-scaled {lora}:0.5,{lora}:2"
+        text = unit.read_text().replace(str(box.model), words)
         text = text.replace("Type=", f"EnvironmentFile={box.box.folder}/of-root\nType=")
         unit.write_text(re.sub("WorkingDirectory=.*", f"WorkingDirectory={box.model.parent}", text))
         assert str(box.model) not in unit.read_text()
         made = box.json("emit", "shell")
         assert str(box.model) in made["text"]
-        (service,) = yaml.safe_load(box.json("emit", "compose")["text"])["services"].values()
+        inside = box.json("emit", "compose")
+        (service,) = yaml.safe_load(inside["text"])["services"].values()
         assert str(key) in {one["source"] for one in service["volumes"]}
+        assert "/mnt/0/lora.gguf:0.5,/mnt/0/lora.gguf:2" in service["command"]
+        assert not [line for line in inside["not_carried"] if "no such file" in line]
         assert f"--api-key-file {key} " in box.json("emit", "models-ini")["text"]
         assert "sk-hidden" not in str(made)
         assert "export GGML_SAID=1\n" in made["text"]
