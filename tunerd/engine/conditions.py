@@ -110,14 +110,13 @@ class FingerprintReader:
             )
         return self._engines[program]
 
-    def name_in_header(self, argv: Sequence[str] | None, then: Fingerprint) -> str | None:
-        """What the main model of a command line calls itself; None where any of its files is another by now."""
+    def main_model(self, argv: Sequence[str] | None, then: Fingerprint) -> ModelFacts | None:
+        """The main model of a command line; None where any of its files is another by now."""
         named = named_files(argv or ())
         model, _ = self._model(named, [])
         if model is None or model != then.model_sha256 or "model.path" not in named:
             return None
-        facts, _ = self._facts(named["model.path"])
-        return None if facts is None else facts.name
+        return self._facts(named["model.path"])[0]
 
     def _model(
         self, named: Mapping[str, str], problems: list[str]

@@ -26,6 +26,7 @@ from tunerd.measure import evidence
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.store import EvidenceStore, reading
+from tunerd.model.facts import ModelFacts
 from tunerd.production.plan import Plan, cards_of, make_plan
 from tunerd.profile.arm import DRAFT, DRAFT_MODEL, OFF, Arm
 from tunerd.profile.schema import own_kinds
@@ -133,9 +134,9 @@ def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
             record = found.run.record
             # A bench has what the server calls its model, which may be anything.
             told = None if record.kind == "bench" else record.model_name
-            own = _names_in_headers(ctx, record.arms)
-            names = {arm.name: own.get(arm.name) or told for arm in record.arms}
-            entries += entries_of(record.arms, found.samples, names, cards)
+            own = _main_models(ctx, record.arms)
+            models = {arm.name: model_of(own.get(arm.name), told) for arm in record.arms}
+            entries += entries_of(record.arms, found.samples, models, cards)
         messages = damage_messages(store)
     if not entries:
         raise UsageError(
@@ -378,7 +379,7 @@ class Build(Part):
 
 
 class Model(Part):
-    """The model, by the name in its header; `sha256` is the identity of its files."""
+    """The model, by the name in its header; `sha256` is over its size and header."""
 
     name: Words
     sha256: Hash | None = None
@@ -459,21 +460,29 @@ def _refused(where: str, why: str) -> ConfigError:
 # What a run of this box becomes
 
 
-def _names_in_headers(ctx: Context, arms: Sequence[evidence.ArmRecord]) -> Mapping[str, str | None]:
-    """What each arm's model calls itself, as far as that can be told."""
+def _main_models(
+    ctx: Context, arms: Sequence[evidence.ArmRecord]
+) -> Mapping[str, ModelFacts | None]:
+    """Each arm's model, as far as that can be told."""
     with suppress(TunerdError):
         reader = FingerprintReader(ctx)
-        return {arm.name: reader.name_in_header(arm.argv, arm.fingerprint) for arm in arms}
+        return {arm.name: reader.main_model(arm.argv, arm.fingerprint) for arm in arms}
     return {}
 
 
-def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], models: Mapping[str, str | None], cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
+def model_of(facts: ModelFacts | None, told: str | None) -> Model:
+    """A model by its header, else by what it was called; its hash is the same wherever its files are."""
+    name = _words((facts and facts.name) or told or "", "unnamed")
+    return Model(name=name, sha256=None if facts is None else facts.identity.same_sha256)
+
+
+def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequence[Sample]], models: Mapping[str, Model], cards: Sequence[Gpu]) -> Iterator[Entry]:  # fmt: skip
     """Entries of the arms whose flags are known, and that have figures.
 
     Args:
         arms: Of a run.
         samples: By arm.
-        models: Name in the header of each arm's model.
+        models: Of each arm.
         cards: Of this machine now; where they are others than were measured, none is told.
     """
     for arm in arms:
@@ -498,7 +507,7 @@ def entries_of(arms: Sequence[evidence.ArmRecord], samples: Mapping[str, Sequenc
                     version=None if arm.engine_version is None else _words(arm.engine_version, "unknown"),
                     sha256=arm.fingerprint.engine_sha256,
                 ),
-                model=Model(name=_words(models.get(arm.name) or "", "unnamed"), sha256=arm.fingerprint.model_sha256),
+                model=models[arm.name],
                 settings=values,
                 figures=tuple(one for one in figures if one is not None),
             )  # fmt: skip
@@ -620,7 +629,9 @@ def here_of(ctx: Context, made: Plan) -> Here:
     """This box as a plan of what serves has it."""
     engines = {one.name: one for one in (made.engine, *find_engines(ctx))}
     families = {name: str(one.capabilities.family) for name, one in engines.items() if one.capabilities is not None}  # fmt: skip
-    return Here(cards_of(made.host, made), made.facts.name, made.facts.identity.sha256, families)
+    return Here(
+        cards_of(made.host, made), made.facts.name, made.facts.identity.same_sha256, families
+    )
 
 
 def here_now(ctx: Context) -> Here | None:

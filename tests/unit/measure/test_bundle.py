@@ -25,6 +25,7 @@ from tunerd.measure.results import (
     Here,
     candidates,
     entries_of,
+    model_of,
     read_bundle,
     why_not,
 )
@@ -35,6 +36,7 @@ SCHEMA = json.loads((ROOT / "docs/reference/results-bundle.schema.json").read_te
 CARD = a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311)
 HERE = Here((CARD,), "Qwen3.6 35B A3B", None, {"main": "mainline", "fork": "ik"})
 MODEL = ("--model-draft /m/d.gguf", "speculation.draft_model", "x")
+UNNAMED = {"live": model_of(None, None)}
 BASE = Arm("main", "mtp", 3, 0.0, 1024, "q8_0", 512, 2048, 8)
 
 
@@ -152,7 +154,7 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     )  # fmt: skip
     samples = {"live": [sample(case="code"), sample(case="/home/alice/secret text")]}
     samples["live"].append(sample(case="letters to alice", details={"class": 1}))
-    made = list(entries_of([arm], samples, {"live": "/home/alice/m"}, (CARD,)))
+    made = list(entries_of([arm], samples, {"live": model_of(None, "/home/alice/m")}, (CARD,)))
     text = Bundle(format="tunerd-results", version=1, written_by="x", entries=tuple(made)).model_dump_json()  # fmt: skip
     assert "alice" not in text
     assert "HF_TOKEN" not in text
@@ -164,8 +166,8 @@ def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
     }  # fmt: skip
     assert [figure.case for figure in one.figures] == ["mtp code", "case", "mtp class 2"]
     of_less = arm.under(gpu_memory_mib=(8188,))
-    assert next(entries_of([of_less], samples, {}, (CARD,))).card is None
-    other = list(entries_of([arm], samples, {}, (a_card(),)))
+    assert next(entries_of([of_less], samples, UNNAMED, (CARD,))).card is None
+    other = list(entries_of([arm], samples, UNNAMED, (a_card(),)))
     assert other[0].card is None, "the card that was measured is no longer here"
 
 
@@ -174,7 +176,7 @@ def test_settings_travel_by_the_names_that_profiles_have() -> None:
 
     def settings(*origins: tuple[str, str, str]) -> tuple[Any, Any]:
         arm = ArmRecord(name="live", fingerprint=Fingerprint(), origins=origins)
-        (one,) = entries_of([arm], {"live": [sample()]}, {}, ())
+        (one,) = entries_of([arm], {"live": [sample()]}, UNNAMED, ())
         return one.settings.spec, one.settings.kv
 
     def kind(words: str, *more: tuple[str, str, str]) -> Any:
