@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from tunerd.app import Context
 from tunerd.errors import HostError, TunerdError, UsageError
 from tunerd.fleet import steps
+from tunerd.machine.clock import polls
 from tunerd.machine.files import lock
 from tunerd.machine.process import Completed, Interrupts, Setting, run
 from tunerd.records import Unreadable, plain, read
@@ -367,8 +369,7 @@ class _Walk:
     def write(self) -> None:
         """Write the journal."""
         path = _path(self._ctx, self.rollout.number)
-        self._ctx.files.make_folder(path.parent)
-        self._ctx.files.write_json(path, plain(self.rollout, schema=_SCHEMA), mode=0o600)
+        self._ctx.files.keep(path, self.rollout, schema=_SCHEMA, mode=0o600)
 
     def go(self, walk: Callable[[], None]) -> None:
         """Walk until the end, or until somebody ends it."""
@@ -438,15 +439,13 @@ class _Walk:
 
     def _settle(self, step: steps.Step) -> steps.Step:
         """Find out what came of a box that was told to; the same where it cannot be asked."""
-        ctx = self._ctx
-        end_s = ctx.clock.monotonic_s() + ctx.settings.fleet.change_s
+        clock, settings = self._ctx.clock, self._ctx.settings.fleet
         self._say(step, "checking what came of it")
         try:
-            while (status := self._status(step)).change_under_way:
-                if ctx.clock.monotonic_s() > end_s:
-                    return self.keep(step.at(step.state, "a change is still under way there"))
-                ctx.clock.sleep(ctx.settings.fleet.every_s)
-            return self.keep(steps.settled(self.rollout, step, status, self._preview(step)))
+            for _ in polls(clock, settings.change_s, every_s=settings.every_s):
+                if not (status := self._status(step)).change_under_way:
+                    return self.keep(steps.settled(self.rollout, step, status, self._preview(step)))
+            return self.keep(step.at(step.state, "a change is still under way there"))
         except TunerdError as problem:
             return self.keep(step.at(step.state, problem.words))
 
@@ -454,20 +453,18 @@ class _Walk:
         ctx, words = self._ctx, ("probation", "show", "--json")
         settings, left_s, was_missing = ctx.settings.fleet, None, False
         moved_s = seen_s = ctx.clock.monotonic_s()
-        while True:
+        for _ in polls(ctx.clock, math.inf, every_s=settings.every_s):
             try:
                 found = ask(ctx, step.box, words, steps.Probations, limit_s=settings.limit_s)
             except TunerdError as problem:  # it may be on its way through a reboot
                 if ctx.clock.monotonic_s() - seen_s > settings.away_s:
                     return self.keep(step.at(steps.State.WATCHED, problem.words))
                 self._say(step, f"{problem.words}; asking again")
-                ctx.clock.sleep(settings.every_s)
                 continue
             seen_s = ctx.clock.monotonic_s()
             watched = found.of(step.generation)
             if watched is None and not was_missing:  # it begins just behind the swap
                 was_missing = True
-                ctx.clock.sleep(settings.every_s)
                 continue
             after = steps.judged(step, watched)
             if watched is None or after.state is not steps.State.WATCHED:
@@ -480,7 +477,7 @@ class _Walk:
             elif seen_s - moved_s > _STILL_S:
                 return self.keep(step.at(steps.State.WATCHED, "its probation makes no progress"))
             self._say(step, f"generation {step.generation} on probation", left_s)
-            ctx.clock.sleep(settings.every_s)
+        return step
 
     def _return(self, step: steps.Step) -> None:
         self._say(step, "going back")

@@ -29,7 +29,6 @@ from tunerd.measure.store import (
     StoreIsEmpty,
     StoreIsOld,
     entry,
-    open_to_read,
     run,
 )
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn, status
@@ -336,7 +335,6 @@ _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
 
 _SILENT_S = 3 * HAND_IN_EVERY_S
 _CHUNK = 500
-_LOCAL_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,9 +408,8 @@ def _hand_in(ctx: Context) -> ActionResult:
     with contextlib.closing(opened(ctx, writable=True)) as database:
         own_id = box_id(ctx)
         _tell_of_box(ctx, database, own_id)
-        local = open_to_read(ctx.paths.evidence, wait_s=_LOCAL_WAIT_S)
-        if local is not None:
-            with local:
+        with store.reading(ctx) as local:
+            if local is not None:
                 _hand_in_runs(ctx, database, local, own_id, counts, messages)
     payload = {"box": own_id, "name": _name(ctx), **counts}
     return ActionResult("fleet hand-in", payload, tuple(messages), has_acted=True)
@@ -600,20 +597,19 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
 
     at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double)
     is_sample = (entry.c.run_id == origin.c.run_id) & (entry.c.kind == EntryKind.SAMPLE)
-    evidence = (
+    handed_in_s = sa.func.min(age_s(origin.c.handed_in_at)).filter(origin.c.run_id.is_not(None))
+    chosen = (
         sa.select(
-            origin.c.box_id, sa.func.count(origin.c.run_id.distinct()).label("runs"),
+            *(one for one in box.c if one is not box.c.seen_at), at_s.label("seen_s"),
+            age_s(box.c.seen_at).label("seen_age_s"), handed_in_s.label("evidence_age_s"),
+            sa.func.count(origin.c.run_id.distinct()).label("runs"),
             sa.func.count(entry.c.id).label("samples"),
-            age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
-        ).outerjoin(entry, is_sample).group_by(origin.c.box_id).subquery()
+        )
+        .select_from(box.outerjoin(origin).outerjoin(entry, is_sample))
+        .group_by(box.c.id).order_by(box.c.name)
     )  # fmt: skip
-    told = (box.c.id, box.c.name, box.c.card, box.c.vram_mib, box.c.engine, box.c.engine_sha256,
-            at_s.label("seen_s"), age_s(box.c.seen_at).label("seen_age_s"),
-            sa.func.coalesce(evidence.c.runs, 0).label("runs"),
-            sa.func.coalesce(evidence.c.samples, 0).label("samples"), evidence.c.evidence_age_s)  # fmt: skip
-    chosen = sa.select(*told, box.c.status).outerjoin(evidence, evidence.c.box_id == box.c.id)
     with database.reading() as connection:
-        rows = connection.execute(chosen.order_by(box.c.name)).mappings().all()
+        rows = connection.execute(chosen).mappings().all()
     return [_row(dict(row)) for row in rows]
 
 

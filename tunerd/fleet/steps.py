@@ -19,10 +19,6 @@ _Words = Annotated[str, StringConstraints(max_length=10_000)]
 _Unit = Annotated[str, StringConstraints(max_length=1_000_000)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.\\@-]{0,299}$")]
 _SHOWN_CHARACTERS = 500
-_EDITED = "unit-edited"
-_RUNNING = "running"
-_GUARD = "guard"
-_STRANDED = "stranded"
 _OVERTAKEN = 1  # or what follows a deployment failed
 _BLANK = " \t\\"
 
@@ -94,7 +90,7 @@ class Status(Envelope):
     @property
     def is_edited(self) -> bool:
         """Whether somebody changed the unit by hand."""
-        return any(one.code == _EDITED for one in self.drift)
+        return any(one.code == "unit-edited" for one in self.drift)
 
 
 class Preview(Envelope):
@@ -307,12 +303,8 @@ def failed(step: Step, error: errors.TunerdError) -> Step:
     """After the box said that it did not."""
     if isinstance(error, errors.Interrupted):
         return step.at(step.state, error.words)
-    state = State.REFUSED
-    if isinstance(error, errors.RolledBack):
-        state = State.WENT_BACK
-    elif isinstance(error, errors.Stranded):
-        state = State.STRANDED
-    return step.at(state, error.words)
+    known = {_EXIT_CODES[one]: one for one in (State.WENT_BACK, State.STRANDED)}
+    return step.at(known.get(error.exit_code, State.REFUSED), error.words)
 
 
 def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> Step:
@@ -324,16 +316,16 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     swap = status.last_swap
     if swap is None or swap.number == step.newest:
         return step.at(State.REFUSED, step.text or "nothing was done there")
-    if swap.outcome == _RUNNING:
+    if swap.outcome == "running":
         told = "its swap was cut short: its daemon settles that, or `tunerd recover` there"
         return step.at(step.state, told)
-    if swap.outcome == _STRANDED and status.healthy is not True:
+    if swap.outcome == "stranded" and status.healthy is not True:
         return step.at(State.STRANDED, swap.detail or "no reason is known")
     if status.generation != swap.number:
         return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")
     # The margin that a guard raises is from no generation, and what went back has one in between.
     newest = step.newest or 0
-    is_back = swap.reason == _GUARD and 0 < (swap.from_generation or 0) <= newest
+    is_back = swap.reason == "guard" and 0 < (swap.from_generation or 0) <= newest
     if is_back and swap.number > newest + 1:
         told = f"its own daemon took it back as generation {swap.number}"
         return step.at(State.WENT_BACK, told)

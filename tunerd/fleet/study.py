@@ -164,12 +164,8 @@ class SharedStudy(Study):
         for row in rows:
             arm, control = self._here(row.body.get("arm")), self._here(row.body.get("control"))
             ratio = row.body.get("log_ratio")
-            if (
-                arm is not None
-                and control is not None
-                and isinstance(ratio, float)
-                and abs(ratio) < _MOST_RATIO
-            ):
+            is_ratio = isinstance(ratio, float) and abs(ratio) < _MOST_RATIO
+            if arm is not None and control is not None and is_ratio:
                 found.append(Told(arm, control, ratio, row.box_id))
         return found
 
