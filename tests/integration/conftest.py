@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import nvml_stub
+from tests.support.folders import open_folder
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
@@ -24,10 +24,9 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that other accounts may enter, such as that of probes, unlike pytest's."""
-    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+    """One that other accounts may enter."""
+    with open_folder() as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.folders import open_folder
 from tests.support.local_box import Box
 from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import until
@@ -156,9 +156,7 @@ def serving(
 
     Without `context` it works in that of the box; `telemetry` is what somebody else watches.
     """
-    with tempfile.TemporaryDirectory(prefix="tunerd-api-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         own = box or Box(folder / "box", {"TUNERD_SERVICE__SETTLE_S": "0.2"})
         own.folder.mkdir(exist_ok=True)
         ctx = context or own.context

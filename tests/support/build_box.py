@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.support.deployment import profile
+from tests.support.folders import open_folder
 from tests.support.local_box import Box
 from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
@@ -86,11 +86,9 @@ class BuildBox:
 def build_box(program: Path | None, *, shape: str) -> Iterator[BuildBox]:
     """A machine with this engine, the embedded one for None; nothing of it runs afterwards.
 
-    Its folder is one that the account of probes may enter, unlike pytest's.
+    Its folder is one that the account of probes may enter.
     """
-    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         waits = {"TUNERD_SERVICE__SETTLE_S": "0.2", "TUNERD_SERVICE__DRAIN_S": "0"}
         box = Box(folder, waits)
         box.configure(

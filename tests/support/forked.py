@@ -1,14 +1,26 @@
-"""A process of its own for a test, which is a fork of this one: it has loaded already what it needs."""
+"""Processes of a test: a fork of this one, which has loaded already what it needs, and programs that have begun."""
 
 from __future__ import annotations
 
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.support.waiting import until
+from tunerd.machine.process import Child, Setting, start
 
 Act = Callable[[Callable[[object], None]], object]
 """What it does; a call of what it is given tells a line."""
+
+
+@contextmanager
+def running(*argv: str, setting: Setting | None = None) -> Iterator[Child]:
+    """A program that has printed something, until the block ends."""
+    with start(argv, setting or Setting()) as child:
+        until(child.log_tail, f"{argv[0]} prints")
+        yield child
 
 
 class Forked:

@@ -8,9 +8,8 @@ import socket
 import ssl
 import struct
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,7 @@ import httpx
 
 from tests.support.folders import ROOT
 from tests.support.ports import free_port
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import until
 
 # `httpx.get` reads all certificates of this machine first: 16 ms of processor time for each request.
 CLIENT = httpx.Client(
@@ -64,25 +63,22 @@ class Server:
 
     def wait_logged(self, pattern: str) -> re.Match[str]:
         """A thread of the server writes its log, on a busy machine after what it says was done."""
-        until_s = time.monotonic() + LIMIT_S
-        while (found := re.search(pattern, self.log_text())) is None:
-            assert time.monotonic() < until_s, f"no {pattern} in:\n{self.log_text()[-4000:]}"
-            time.sleep(0.02)
+        found = until(lambda: re.search(pattern, self.log_text()), self.log_text)
+        assert found is not None
         return found
 
-    def wait_ready(self, timeout_s: float = 240.0) -> Self:
+    def wait_ready(self) -> Self:
         """Return when `/health` is 200; ServerEndedError if the process ends first."""
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s:
+
+        def is_ready() -> bool:
             if self.process.poll() is not None:
                 raise ServerEndedError(self.process.returncode, self.log_text())
-            try:
-                if self.reply("/health", timeout_s=1.0).status_code == httpx.codes.OK:
-                    return self
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.02)
-        raise AssertionError(f"not ready after {timeout_s} s:\n{self.log_text()[-4000:]}")
+            with suppress(httpx.HTTPError):
+                return self.reply("/health", timeout_s=1.0).status_code == httpx.codes.OK
+            return False
+
+        until(is_ready, self.log_text)
+        return self
 
     def reply(self, route: str, *, timeout_s: float = 120.0) -> httpx.Response:
         """Whatever a route answers."""

@@ -11,20 +11,9 @@ from pathlib import Path
 from tests.support.waiting import until
 from tunerd.errors import ServiceError
 from tunerd.machine.process import all_processes, process_stat
-from tunerd.paths import Paths
+from tunerd.paths import Paths, paths_for
 from tunerd.tryout.local import PID_NAME, Local
-
-
-def local_paths(folder: Path) -> Paths:
-    """Folders of local mode below `folder`."""
-    state = folder / "state"
-    return Paths(
-        config_dir=folder / "config",
-        state_dir=state,
-        runtime_dir=folder / "run",
-        unit_dir=state / "units",
-        runtime_unit_dir=folder / "run/units",
-    )
+from tunerd.words import Mode
 
 
 def supervisor_pid(paths: Paths) -> int | None:
@@ -69,7 +58,9 @@ def processes_with(text: str) -> set[int]:
 @contextlib.contextmanager
 def supervised(folder: Path) -> Iterator[Paths]:
     """Folders for a supervisor; whatever runs below them is gone afterwards."""
-    paths = local_paths(folder)
+    places = {"CONFIG": "config", "STATE": "state", "RUNTIME": "run"}
+    folders = {f"TUNERD_{name}_DIR": str(folder / where) for name, where in places.items()}
+    paths = paths_for(Mode.LOCAL, folders)
     try:
         yield paths
     finally:

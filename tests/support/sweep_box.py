@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.folders import open_folder
 from tests.support.local_box import Box
 from tests.support.ports import free_port
 from tests.support.server_process import CLIENT
@@ -164,27 +164,23 @@ def prove(ctx: Context) -> None:
 @contextlib.contextmanager
 def swept(**behaviour: Any) -> Iterator[SweepBox]:
     """The box, its unit deployed; nothing of it runs or is left afterwards."""
-    folder, port = Path(tempfile.mkdtemp(prefix="tunerd-sweep-")), free_port()
-    folder.chmod(0o755)
-    model = folder / "tiny.gguf"
-    write(design(SHAPES["tiny"]), model)
-    engine = install(folder / "engine", **{**SPEED, **behaviour})
-    box = SweepBox(Box(folder), engine, port)
-    box.box.configure(WORKLOAD, "profiles/workloads/small.toml")
-    box.box.configure(PROFILE.format(model=model, port=port), "profiles/night.toml")
-    box.box.configure(
-        f'[engines.fake]\npath = "{engine.program}"\nallow_writable = true\n'
-        "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
-        "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
-    )
-    for_everybody(engine)
-    try:
+    with open_folder() as folder:
+        box = SweepBox(
+            Box(folder), install(folder / "engine", **{**SPEED, **behaviour}), free_port()
+        )
+        model = write(design(SHAPES["tiny"]), box.box.model)
+        box.box.configure(WORKLOAD, "profiles/workloads/small.toml")
+        box.box.configure(PROFILE.format(model=model, port=box.port), "profiles/night.toml")
+        box.box.configure(
+            f'[engines.fake]\npath = "{box.engine.program}"\nallow_writable = true\n'
+            "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
+            "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
+        )
+        for_everybody(box.engine)
         with box.box.until_all_ended():
             prove(box.box.context)
             box.call("apply", "night", "--yes")
             yield box
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def upgrade(box: SweepBox) -> None:

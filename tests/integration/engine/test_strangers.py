@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, a_world
+from tests.support import forked
 from tests.support.fakes import Life
+from tests.support.folders import open_folder
 from tests.support.ports import free_port
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
@@ -23,7 +23,6 @@ from tunerd.errors import RolledBack
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.host import listening_programs
 from tunerd.machine.net import listening_ports, own_host
-from tunerd.machine.process import Child, start
 from tunerd.production.plan import check_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root, so it cannot become others")
@@ -49,12 +48,7 @@ while True:
 SERVER = "import os, time; os.setuid(12345); print('runs', flush=True); time.sleep(60)"
 
 
-@contextmanager
-def running(*argv: str) -> Iterator[Child]:
-    with start([sys.executable, "-c", *argv]) as child:
-        while not child.log_tail():
-            time.sleep(0.01)
-        yield child
+running = partial(forked.running, sys.executable, "-c")
 
 
 @contextmanager
@@ -109,12 +103,7 @@ def test_the_only_port_of_an_account_is_that_of_its_server_where_nobody_may_look
 
 
 def test_a_plan_takes_the_server_into_which_nobody_may_look_for_no_stranger() -> None:
-    with (
-        tempfile.TemporaryDirectory() as name,
-        a_world(Path(name)) as world,
-        running(SERVER) as silent,
-    ):
-        Path(name).chmod(0o755)
+    with open_folder() as folder, a_world(folder) as world, running(SERVER) as silent:
         world.manager.programs[ENGINE] = lambda _: Life()
         with running(STRANGER, "127.0.0.1", str(world.port), str(OF_THIS_TEST)) as server:
             ctx = world.context()
@@ -134,8 +123,8 @@ def test_a_plan_takes_the_server_into_which_nobody_may_look_for_no_stranger() ->
 
 def test_a_swap_asks_no_stranger_in_the_place_of_a_server_that_binds_nothing() -> None:
     with (
-        tempfile.TemporaryDirectory() as name,
-        a_world(Path(name)) as world,
+        open_folder() as folder,
+        a_world(folder) as world,
         running(SERVER) as silent,
         running(STRANGER, "127.0.0.1", str(world.port), str(NOBODY)) as stranger,
     ):

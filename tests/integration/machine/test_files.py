@@ -15,17 +15,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.folders import ROOT
 from tests.support.forked import Forked
 from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
+from tests.support.waiting import LIMIT_S
 from tunerd.errors import Busy, HostError
 from tunerd.machine.files import (
     MAX_READ_BYTES,
@@ -97,15 +96,15 @@ def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) 
 def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    script = (
-        "import os, sys\nfrom pathlib import Path\nfrom tunerd.machine.files import Files\n"
-        "steps = []\n"
-        "def before(step):\n    steps.append(step)\n"
-        f"    if len(steps) == {at}: os.kill(os.getpid(), 9)\n"
-        "Files(before).write(Path(sys.argv[1]), b'new')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+    steps: list[str] = []
+
+    def before(step: str) -> None:
+        steps.append(step)
+        if len(steps) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = Forked(lambda _: Files(before).write(path, b"new"))
+    assert killed.end()[0] == -signal.SIGKILL
     assert path.read_bytes() == (b"old" if at < 4 else b"new")
     left = [name for name in names(tmp_path) if name != "a"]
     assert len(left) == (1 if at in {2, 3} else 0)
@@ -321,35 +320,27 @@ def test_root_is_told_of_a_file_that_is_immutable(tmp_path: Path) -> None:
 # The lock.
 
 
-HOLD = (
-    "import sys\nfrom pathlib import Path\nfrom tunerd.machine.files import lock\n"
-    "with lock(Path(sys.argv[1]), purpose='apply rtx', since='2026-05-16 12:00:00 UTC'):\n"
-    "    print('held', flush=True)\n    sys.stdin.read()\n"
-)
+def held(path: Path) -> Forked:
+    """Another process that holds the lock until it is killed."""
 
+    def hold(tell: Callable[[object], None]) -> None:
+        with lock(path, purpose="apply rtx", since="2026-05-16 12:00:00 UTC"):
+            tell("held")
+            time.sleep(LIMIT_S)
 
-@contextmanager
-def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the lock for as long as the block lasts."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        yield process
+    other = Forked(hold)
+    assert other.told.readline() == "held\n"
+    return other
 
 
 def test_a_second_caller_is_not_told_to_wait_for_a_holder_that_was_stopped(tmp_path: Path) -> None:
-    with held(tmp_path / "lock") as process:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        with pytest.raises(Busy) as caught, lock(tmp_path / "lock", purpose="second", since="now"):
-            raise AssertionError
-        process.send_signal(signal.SIGCONT)
-    assert f"`kill -CONT {process.pid}` resumes it" in (caught.value.hint or "")
+    other = held(tmp_path / "lock")
+    os.kill(other.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+    with pytest.raises(Busy) as caught, lock(tmp_path / "lock", purpose="second", since="now"):
+        raise AssertionError
+    other.kill()
+    assert f"`kill -CONT {other.pid}` resumes it" in (caught.value.hint or "")
 
 
 def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_whatever_happens_to_it(
@@ -357,18 +348,17 @@ def test_a_second_caller_is_told_who_holds_the_lock_which_ends_with_its_process_
 ) -> None:
     path = tmp_path / "state" / "lock"
     assert not is_locked(path)
-    with held(path) as process:
-        assert is_locked(path)
-        began = time.monotonic()
-        with pytest.raises(Busy) as caught, lock(path, purpose="second", since="now"):
-            raise AssertionError
-        assert time.monotonic() - began < 2
-        cause = caught.value.cause or ""
-        assert f"tunerd `apply rtx` (process {process.pid}) since 2026-05-16 12:00:00 UTC" in cause
-        assert caught.value.exit_code == 75
-        process.kill()
-        process.wait(30)
-        assert not is_locked(path)
+    other = held(path)
+    assert is_locked(path)
+    began = time.monotonic()
+    with pytest.raises(Busy) as caught, lock(path, purpose="second", since="now"):
+        raise AssertionError
+    assert time.monotonic() - began < 2
+    cause = caught.value.cause or ""
+    assert f"tunerd `apply rtx` (process {other.pid}) since 2026-05-16 12:00:00 UTC" in cause
+    assert caught.value.exit_code == 75
+    other.kill()
+    assert not is_locked(path)
     with lock(path, purpose="third", since="now"):
         assert json.loads(path.read_text())["purpose"] == "third"
 

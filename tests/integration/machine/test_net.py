@@ -6,14 +6,13 @@ import os
 import select
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import needs, ports
-from tests.support.forked import Forked
+from tests.support.forked import Forked, running
 from tests.support.sockets import server_that_closed_first
 from tunerd.machine.net import (
     TABLES,
@@ -45,9 +44,7 @@ LISTEN = (
 @pytest.fixture
 def other() -> Iterator[tuple[Child, int]]:
     """A process that listens on a port of 127.0.0.1."""
-    with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as child:
-        while not child.log_tail():
-            time.sleep(0.01)
+    with running(sys.executable, "-c", LISTEN, "127.0.0.1") as child:
         yield child, int(child.log_tail())
 
 
@@ -66,9 +63,7 @@ def test_a_stranger_who_shares_the_port_of_a_server_is_told_before_it(
     other: tuple[Child, int],
 ) -> None:
     child, port = other
-    with start([sys.executable, "-c", LISTEN, "127.0.0.1", str(port)]) as stranger:
-        while not stranger.log_tail():
-            time.sleep(0.01)
+    with running(sys.executable, "-c", LISTEN, "127.0.0.1", str(port)) as stranger:
         assert who_listens(port, own=child.pid) == stranger.pid
         assert who_listens(port, own=stranger.pid) == child.pid
     assert who_listens(port, own=child.pid) == child.pid
@@ -82,9 +77,7 @@ def test_another_listener_shares_a_port_where_the_kernel_would_ask_it(
     own: str, stranger: str, *, is_asked: bool
 ) -> None:
     """A proxy on `[::]` for a server on `0.0.0.0` is never asked in its place, and nothing of a bench counted."""
-    with start([sys.executable, "-c", LISTEN, own]) as server:
-        while not server.log_tail():
-            time.sleep(0.01)
+    with running(sys.executable, "-c", LISTEN, own) as server:
         port, family = (
             int(server.log_tail()),
             socket.AF_INET6 if ":" in stranger else socket.AF_INET,
@@ -99,9 +92,7 @@ def test_another_listener_shares_a_port_where_the_kernel_would_ask_it(
 
 def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
     script = '"$0" -c "$1" 127.0.0.1; exit'  # the shell stays, and waits
-    with start(["sh", "-c", script, sys.executable, LISTEN]) as shell:
-        while not shell.log_tail():
-            time.sleep(0.01)
+    with running("sh", "-c", script, sys.executable, LISTEN) as shell:
         assert listening_ports(shell.pid) == frozenset({int(shell.log_tail())})
 
 

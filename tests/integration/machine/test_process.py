@@ -9,14 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.folders import ROOT
-from tests.support.needs import missing, needs_root
+from tests.support.forked import Forked, running
+from tests.support.needs import needs_root
 from tests.support.supervised import wait_until_gone
 from tests.support.waiting import until
 from tunerd.errors import HostError
@@ -203,9 +202,7 @@ def test_a_folder_that_the_other_user_may_not_enter_is_an_error(tmp_path: Path) 
 
 
 def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) -> None:
-    with start(["sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait"]) as child:
-        while not child.log_tail():
-            time.sleep(0.01)
+    with running("sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait") as child:
         stray += [child.pid, int(child.log_tail())]
 
     wait_until_gone(*stray)
@@ -256,32 +253,26 @@ def test_a_program_is_not_executed_if_it_could_not_be_recorded(tmp_path: Path) -
 
 
 def test_a_program_is_not_executed_if_its_parent_dies_before_recording_it(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
-        "from tunerd.machine.process import start, Setting\n"
-        "def die(pid):\n  print(pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "start(['touch', sys.argv[2]], Setting(on_spawn=die))"
-    )
-    root = str(ROOT)
+    def begin(tell: Callable[[object], None]) -> None:
+        def die(pid: int) -> None:
+            tell(pid)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    done = run([sys.executable, "-c", code, root, str(tmp_path / "ran")], timeout_s=20)
+        start(["touch", str(tmp_path / "ran")], Setting(on_spawn=die))
 
-    assert done.signal == signal.SIGKILL
-    wait_until_gone(int(done.stdout))
+    code, told = Forked(begin).end()
+
+    assert code == -signal.SIGKILL
+    wait_until_gone(int(told))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_program_may_be_bound_to_the_life_of_its_parent(stray: list[int]) -> None:
-    code = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
-        "from tunerd.machine.process import start, Setting\n"
-        "child = start(['sleep', '60'], Setting(keeps_together=True))\n"
-        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    def begin(tell: Callable[[object], None]) -> None:
+        tell(start(["sleep", "60"], Setting(keeps_together=True)).pid)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    done = run([sys.executable, "-c", code, str(ROOT)], timeout_s=20)
-
-    stray.append(int(done.stdout))
+    stray.append(int(Forked(begin).end()[1]))
     wait_until_gone(*stray)
 
 
@@ -289,9 +280,8 @@ def test_a_process_that_fled_its_session_is_still_found_by_what_it_was_started_w
     stray: list[int],
 ) -> None:
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60"
-    with start(["sh", "-c", script], Setting(env={"INVOCATION_ID": "ab" * 16})) as child:
-        while not child.log_tail():
-            time.sleep(0.01)
+    named = Setting(env={"INVOCATION_ID": "ab" * 16})
+    with running("sh", "-c", script, setting=named) as child:
         stray.append(int(child.log_tail()))
 
         found = members(
@@ -316,10 +306,7 @@ def test_tunerds_own_command_takes_no_module_from_the_folder_that_it_runs_in(
 
 def test_a_running_process_is_described() -> None:
     code = "import time; print(1, flush=True); time.sleep(60)"
-    with start([sys.executable, "-c", code, "an argument"]) as process:
-        while not process.log_tail():
-            time.sleep(0.01)
-
+    with running(sys.executable, "-c", code, "an argument") as process:
         facts = process_facts(process.pid)
 
     assert facts is not None
@@ -330,22 +317,12 @@ def test_a_running_process_is_described() -> None:
     assert facts.read_bytes is not None
 
 
+@needs_root
 def test_what_another_user_may_not_see_is_unknown() -> None:
-    if os.geteuid() != 0:
-        missing("root", "needs root to become somebody else", "run as root")
-    script = (
-        "import os, sys; target = os.getppid(); sys.path.insert(0, sys.argv[1]);"
-        "from tunerd.machine.host import process_facts; process_facts(target); os.setuid(65534);"
-        "facts = process_facts(target);"
-        "print(facts.read_bytes, facts.rss_mib is not None)"
-    )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT)],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=180,
-    )
+    def look(tell: Callable[[object], None]) -> None:
+        os.setuid(65534)
+        facts = process_facts(os.getppid())
+        tell(facts and (facts.read_bytes, facts.rss_mib is not None))
 
-    assert done.stdout.split() == ["None", "True"]
+    assert Forked(look).end() == (0, "(None, True)\n")

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.bench_box import BenchBox, answering
 from tests.support.fakes import FakeClock
+from tests.support.forked import running
 from tests.support.ports import free_port
 from tests.support.receiver import answered_by
 from tunerd.engine.fingerprint import Fingerprint
@@ -90,9 +91,7 @@ def over_after(folder: Path, target: Target, *passed_s: float) -> list[bool]:
 @pytest.fixture
 def idle() -> Iterator[int]:
     """The pid of a server that does nothing."""
-    with start([sys.executable, "-c", SLEEPS]) as server:
-        while not server.log_tail():
-            time.sleep(0.01)
+    with running(sys.executable, "-c", SLEEPS) as server:
         yield server.pid
 
 

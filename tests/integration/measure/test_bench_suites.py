@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 
 from tests.support import needs
 from tests.support.bench_box import BenchBox, answering, came_to
-from tests.support.bench_targets import bench_two
 from tests.support.server_process import serving
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
+from tunerd.measure.bench import OFF, ON, Session, result_of
 from tunerd.measure.evidence import SummaryRecord, TurnTime
 from tunerd.measure.learn import find_workload
-from tunerd.measure.request import Suite
+from tunerd.measure.request import BenchRequest, Suite
+from tunerd.measure.store import EvidenceStore
+from tunerd.measure.target import open_url
+from tunerd.measure.trust import Speculation
 from tunerd.records import read
+from tunerd.result import ActionResult
 from tunerd.tryout.designed import SHAPES, design, write
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "6", "--spec-draft-p-min", "0.75")
@@ -81,6 +86,19 @@ def test_the_depth_at_which_a_server_dies_is_told(box: BenchBox, tmp_path: Path)
     (found,) = came_to(result.payload, "depth")
     assert found["failed_tokens"] > found["filled_tokens"] > 0
     assert found["why"] not in {"", "no sign of a spill"}
+
+
+def bench_two(box: BenchBox, on: str, off: str, suite: Suite) -> ActionResult:
+    """Bench two servers that run already as the arms of one profile."""
+    ctx = box.context()
+    session = Session(ctx, BenchRequest(suite=suite, repeats=1, seed=11))
+    with EvidenceStore(ctx.paths.evidence) as session.store:
+        for name, url, drafts in ((ON, on, True), (OFF, off, False)):
+            opened = open_url(ctx, url)
+            target = replace(opened, arm=replace(opened.arm, name=name),
+                             speculation=Speculation(drafts))  # fmt: skip
+            session.on_arm(target, "two stand-ins")
+        return result_of(session, "two stand-ins", None)
 
 
 def test_the_same_answers_and_calls_pass_the_gate(box: BenchBox, tmp_path: Path) -> None:

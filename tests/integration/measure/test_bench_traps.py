@@ -21,7 +21,6 @@ import httpx
 import pytest
 
 from tests.support.bench_box import BenchBox, HurriedClock, answering, came_to
-from tests.support.bench_targets import asked_to_draft
 from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_3090_ti
 from tests.support.local_box import Box
 from tests.support.needs import engine
@@ -35,6 +34,7 @@ from tunerd.machine.clock import SystemClock
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.net import who_listens
 from tunerd.measure.answer import Mark
+from tunerd.measure.bench import Session
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.life import Answered, Life, Texts, TrafficWatch, prompt_book
 from tunerd.measure.request import (
@@ -42,12 +42,14 @@ from tunerd.measure.request import (
     COLD,
     IDENTICAL,
     WARM_UP_TOKENS,
+    BenchRequest,
     Prompt,
     Request,
     Suite,
 )
+from tunerd.measure.store import EvidenceStore
 from tunerd.measure.target import open_url
-from tunerd.measure.trust import FLATTERED
+from tunerd.measure.trust import FLATTERED, Speculation
 from tunerd.profile.workload import RequestClass
 from tunerd.result import ActionResult
 from tunerd.tryout.designed import SHAPES, design, write
@@ -166,8 +168,14 @@ def test_speculation_that_is_not_as_it_was_meant_stops_a_bench_before_anything_c
     server, made = serve(*MTP, speculation_works=not meant)
 
     words = "it drafted nothing, though it should" if meant else "it drafted, though it should not"
-    with pytest.raises(BenchError, match=words):
-        asked_to_draft(box, server.url, drafts=meant)
+    ctx = box.context()
+    target = replace(open_url(ctx, server.url), speculation=Speculation(meant))
+    session = Session(ctx, BenchRequest(repeats=1, seed=11))
+    with (
+        EvidenceStore(ctx.paths.evidence) as session.store,
+        pytest.raises(BenchError, match=words),
+    ):
+        session.on_server(target, server.url)
     bodies = [event["body"] for event in made.events("completion")]
     assert {body.get("n_predict", body.get("max_tokens")) for body in bodies} == {WARM_UP_TOKENS}
 

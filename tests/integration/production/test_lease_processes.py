@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked import Forked
 from tests.support.local_box import Box, deployed
 from tests.support.ports import free_port
 from tests.support.supervised import is_alive, supervisor_pid
@@ -28,18 +28,6 @@ from tunerd.units.manager import is_candidate
 
 pytestmark = pytest.mark.llama
 BUDGET_S = 300.0
-_HOLD = """
-import sys, time
-from tunerd.app import build_context
-from tunerd.production.lease import hold
-from tests.integration.production.test_lease_processes import a_plan
-ctx = build_context(start_supervisor=True)
-plan = a_plan(ctx, int(sys.argv[1]))
-with hold(ctx, purpose="a test", budget_s=300) as held:
-    with held.serve(plan) as candidate:
-        print("serving" if candidate.fault is None else candidate.fault, flush=True)
-        time.sleep(300)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -152,23 +140,23 @@ def test_a_killed_supervisor_is_named_though_the_next_one_has_started_production
 def test_production_comes_back_whoever_is_killed(
     box: Box, ctx: Context, port: int, victims: str
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(port)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=box.environment,
-    ) as command:
-        assert command.stdout is not None
-        assert command.stdout.readline() == "serving\n"
-        if victims != "command":
-            pid = supervisor_pid(ctx.paths)
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-        if victims == "supervisor":
-            command.send_signal(signal.SIGINT)  # its sleep; in use it notices between requests
-        else:
-            command.kill()
-        command.communicate()
+    def measure(tell: Callable[[object], None]) -> None:
+        own = build_context(environment=box.environment, start_supervisor=True)
+        with held(own) as lease, lease.serve(a_plan(own, port)) as candidate:
+            tell("serving" if candidate.fault is None else candidate.fault)
+            time.sleep(BUDGET_S)
+
+    command = Forked(measure)
+    assert command.told.readline() == "serving\n"
+    if victims != "command":
+        pid = supervisor_pid(ctx.paths)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    if victims == "supervisor":
+        os.kill(command.pid, signal.SIGINT)  # its sleep; in use it notices between requests
+        command.end()
+    else:
+        command.kill()
     if victims == "both":  # nobody is left who could: the next call of tunerd is
         assert not ctx.services.state(ctx.unit).is_active
     recover(ctx)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.build_box import BuildBox, build_box
+from tests.support.folders import open_folder
 from tests.support.ports import free_port
 from tests.support.stand_in import install
 from tests.support.sweep_box import for_everybody
@@ -31,13 +30,12 @@ from tunerd.production.rollback import preview
 @pytest.fixture(scope="module")
 def box() -> Iterator[BuildBox]:
     """ik's stand-in serves; `other` is one of mainline, `twin` another of ik."""
-    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-"))
-    folder.chmod(0o755)
-    dialects = {"build": "ik-now", "other": "main-0x", "twin": "ik-may"}
-    engines = {name: install(folder / name, dialect=said) for name, said in dialects.items()}
-    for engine in engines.values():
-        for_everybody(engine)
-    with build_box(engines["build"].program, shape="tiny") as made:
+    with open_folder() as folder, contextlib.ExitStack() as running:
+        dialects = {"build": "ik-now", "other": "main-0x", "twin": "ik-may"}
+        engines = {name: install(folder / name, dialect=said) for name, said in dialects.items()}
+        for engine in engines.values():
+            for_everybody(engine)
+        made = running.enter_context(build_box(engines["build"].program, shape="tiny"))
         settings = made.box.folder / "config/tunerd.toml"
         with settings.open("a") as file:
             for name in ("other", "twin"):
@@ -47,7 +45,6 @@ def box() -> Iterator[BuildBox]:
         for name in ("other", "build"):
             made.apply(name)
         yield made
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def warnings(box: BuildBox, profile: str, *words: str) -> dict[str, Any]:

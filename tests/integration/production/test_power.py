@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from tests.fault.fuse import Fuse, Life
 from tests.fault.world import UNIT, World, a_world
 from tests.support import fakes, nvml_stub
 from tests.support.fake_gpu import FakeGpuReader, a_card, rtx_4070_super
-from tests.support.folders import ROOT
+from tests.support.forked import Forked
 from tests.support.nvml_world import StubWorld, loading
+from tests.support.waiting import LIMIT_S
 from tunerd.app import Context
 from tunerd.errors import Busy, HostError, ServiceError
 from tunerd.machine.gpu import set_power_limit
@@ -263,36 +264,24 @@ def test_killed_and_its_recovery_killed_before_any_effect_the_limit_is_back(
     raise AssertionError("it has no end")
 
 
-HOLD = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from tests.fault.world import a_world
-from tests.support.fake_gpu import FakeGpuReader, a_card
-from tunerd.production.lease import hold
-with a_world(Path(sys.argv[1])) as world:
-    world.put(world.text("one"))
-    gpu = FakeGpuReader(replace(a_card(), uuid=sys.argv[2]))
-    with hold(replace(world.context(), gpu=gpu), purpose="sweep", budget_s=60):
-        print("held", flush=True)
-        sys.stdin.read()
-"""
-
-
 def test_a_second_state_waits_for_the_card_and_has_it_once_it_is_free(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     card = a_card()
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "one"), str(card.uuid)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    with other, a_world(tmp_path / "two") as world:
-        assert other.stdin is not None
-        assert other.stdout is not None
+
+    def measure(tell: Callable[[object], None]) -> None:
+        with a_world(tmp_path / "one") as world:
+            world.put(world.text("one"))
+            ctx = replace(world.context(), gpu=FakeGpuReader(card))
+            with hold(ctx, purpose="sweep", budget_s=60):
+                tell("held")
+                time.sleep(LIMIT_S)
+
+    other = Forked(measure)
+    assert other.told.readline() == "held\n"
+    with a_world(tmp_path / "two") as world:
         world.put(world.text("one"))
         ctx = replace(world.context(), gpu=FakeGpuReader(card))
-        assert other.stdout.readline() == "held\n"
         with pytest.raises(Busy, match=card.name) as raised, hold(ctx, purpose="x", budget_s=60):
             pass
         assert raised.value.cause is not None
@@ -302,6 +291,5 @@ def test_a_second_state_waits_for_the_card_and_has_it_once_it_is_free(tmp_path: 
         with hold(elsewhere, purpose="another card", budget_s=60):
             pass
         other.kill()
-        other.wait(30)
         with hold(ctx, purpose="x", budget_s=60):
             pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tests.support.folders import open_folder
 from tunerd.engine.choice import PlanRequest
 from tunerd.engine.conditions import FingerprintReader
 from tunerd.errors import DeployError, LeaseEnded
@@ -43,9 +43,7 @@ def lead(link: Path, to: Path) -> None:
 @contextmanager
 def a_box() -> Iterator[tuple[BuildBox, Path]]:
     """Its engine is the old build by `current/llama-server`, its model a link as in the cache of Hugging Face."""
-    with tempfile.TemporaryDirectory(prefix="tunerd-builds-") as name:
-        builds = Path(name)
-        builds.chmod(0o755)
+    with open_folder() as builds:
         install(builds / "b1", OLD)
         lead(builds / "current", builds / "b1")
         with build_box(builds / "current/llama-server", shape="tiny-nomtp") as box:
