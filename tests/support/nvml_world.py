@@ -42,14 +42,11 @@ class StubWorld:
         own_library = folder / nvml_stub.SONAME
         shutil.copy(library, own_library)
         self.root = folder / "root"
-        self._make_root()
+        add_pci_device(self.root, "0000:01:00.0", "0x10de")
+        self.set_pid_namespace("pid:[4026531836]")
         self.nvml = nvml_stub.NvmlWorld(folder)
         self.reader = NvmlReader(root=self.root)
         load(own_library)
-
-    def _make_root(self) -> None:
-        add_pci_device(self.root, "0000:01:00.0", "0x10de")
-        self.set_pid_namespace("pid:[4026531836]")
 
     def set_pid_namespace(self, name: str) -> None:
         link = self.root / "proc/self/ns/pid"

@@ -57,6 +57,14 @@ def inputs_of(name: str) -> Iterator[tuple[str, list[str]]]:
         )
 
 
+def answered(name: str, answer: Callable[[str], Iterable[str]]) -> None:
+    """A transcript that holds its own inputs, in which each line has under it what comes of it."""
+    transcript(name, [
+        (heading, [text for line in lines for text in (line, *(f"    {one}" for one in answer(line) if one))])
+        for heading, lines in inputs_of(name)
+    ])  # fmt: skip
+
+
 def messages_lines(messages: Iterable[Message]) -> list[str]:
     """Messages with all that is in them."""
     return [f"{one.level} {one.code}: {one.text}{_hinted(one.hint)}" for one in messages]

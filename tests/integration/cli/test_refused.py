@@ -83,24 +83,6 @@ def test_what_is_refused_before_anything_is_touched_is_the_golden_text(tmp_path:
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("settings set sweep.promote=auto", "`tunerd settings set sweep.promote auto`"),
-        ("settings set models.dirs=/a b", "`tunerd settings set models.dirs /a`"),
-        ("settings set models.dirs=", "`tunerd settings set models.dirs VALUE`"),
-        # The boxes were asked, one after the other.
-        ("fleet apply cpu-embedded --box nowhere.invalid --set=", "expected key=value"),
-    ],
-)
-def test_what_is_typed_in_another_form_is_refused_with_the_right_one(
-    tmp_path: Path, words: str, told: str
-) -> None:
-    done = Box(tmp_path).call(*words.split())
-    assert done.returncode == 2
-    assert told in done.stderr
-
-
 @pytest.mark.parametrize("number", ["²", "\u0661", "9" * 5000, "../000001", "-1"])
 def test_what_is_no_number_of_a_generation_is_refused(tmp_path: Path, number: str) -> None:
     with pytest.raises(UsageError):

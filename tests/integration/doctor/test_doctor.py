@@ -80,17 +80,6 @@ def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_
     assert re.search(r"^passed: ", told.stdout, re.MULTILINE)
 
 
-def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text("[Service]\nExecStart=/bin/true\nExecStart=/bin/false\n")
-
-    said = doctor(box)
-    assert said["unit"] == "llama-server.service"
-    missing = {text for row in said["not_checked"] for text in row["missing"]}
-    assert any("2 ExecStart= lines" in text for text in missing)
-
-
 def test_a_unit_is_judged_where_what_was_deployed_cannot_be_read(tmp_path: Path) -> None:
     """Nothing at all was said of it."""
     box = Box(tmp_path)

@@ -81,14 +81,6 @@ LAST_WORDS = {
 }
 
 
-def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, url: str) -> None:
-    result = BenchBox(tmp_path).bench(url, Suite.CACHE, depth=600)
-
-    cold = [row for row in result.payload["samples"] if row["case"] == "cold"]
-    assert [row["details"]["cached"] for row in cold] == [0]
-    assert came_to(result.payload, "reuse")[0]["works"] is True
-
-
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     with deployed(tmp_path_factory.mktemp("bench"), free_port()) as found:
@@ -168,12 +160,18 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
     )  # fmt: skip
 
 
-def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box: Box) -> None:
+def test_what_cannot_be_measured_is_refused_before_anything_is_stopped(box: Box) -> None:
     before = serving_pid(box)
-    words = ("cpu-embedded", *settings(box), "--suite", "lengths", "--depth", "5000", "--yes")
-    error = box.json("bench", *words, code=1)["error"]
-    assert "has no room for suite `lengths`" in error["message"]
-    assert error["state"] == "nothing was stopped: llama-server.service is as before"
+    for words, told in (
+        (("--suite", "lengths", "--depth", "5000"), "has no room for suite `lengths`"),
+        (
+            ("--suite", "quality", "--set", "speculation.type=off"),
+            "there is nothing to compare the answers of `cpu-embedded` with",
+        ),
+    ):
+        error = box.json("bench", "cpu-embedded", *settings(box), *words, "--yes", code=1)["error"]
+        assert told in error["message"]
+        assert error["state"] == "nothing was stopped: llama-server.service is as before"
     assert serving_pid(box) == before
 
 
@@ -190,16 +188,6 @@ def test_what_would_be_refused_is_not_measured_and_all_that_speaks_against_it_is
     assert "203.0.113.7" in error["cause"]
     assert "serving.n_ubatch = 9999 is more than" in error["cause"]
     assert (error["state"], serving_pid(box)) == ("nothing was touched", before)
-
-
-def test_answers_that_nothing_could_be_held_against_are_not_asked_for(box: Box) -> None:
-    before = serving_pid(box)
-    words = settings(box, speculation__type="off")
-    done = box.call("bench", "cpu-embedded", *words, "--suite", "quality", "--yes", "--json")
-
-    error = json.loads(done.stdout)["error"]
-    assert error["message"] == "there is nothing to compare the answers of `cpu-embedded` with"
-    assert (done.returncode, serving_pid(box)) == (1, before)
 
 
 def test_options_that_would_do_nothing_are_refused() -> None:

@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from tests.integration.measure.test_store_results import Bench
-from tests.support.stores import filled
+from tests.support.stores import filled, queried
 from tests.support.synthetic_runs import made_runs
 from tunerd.cli.measure import render_csv, render_list, render_show
 from tunerd.errors import TunerdError
-from tunerd.measure.evidence import (
-    Damage,
-    RunEvidence,
-)
+from tunerd.measure.evidence import Damage, RunEvidence
 from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.report import report
@@ -31,39 +28,26 @@ _KINDS = {"arms": "arm", "samples": "sample", "summaries": "summary", "verdicts"
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of several runs with everything in it."""
     path = filled(tmp_path_factory.mktemp("sound") / "evidence.db", made_runs())
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    queried(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     return path
 
 
 def damage(sound: Path, target: Path, column: str, value: Any, *, first_only: bool) -> None:
     """A copy in which a column holds this value."""
-    target.unlink(missing_ok=True)
-    for side in ("-wal", "-shm"):
-        target.with_name(target.name + side).unlink(missing_ok=True)
+    for left in target.parent.glob(f"{target.name}*"):
+        left.unlink()
     shutil.copy(sound, target)
     what, name = column.split(".")
     table, document = ("run", "head") if what == "runs" else ("entry", "body")
     kind = f" WHERE kind = '{_KINDS[what]}'" if what in _KINDS else ""
     where = f" WHERE id = (SELECT min(id) FROM {table}{kind})" if first_only else kind  # noqa: S608
-    connection = sqlite3.connect(target)
-    try:
-        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-        values: tuple[Any, ...] = (value,)
-        if name not in columns:
-            new = f"json_set({document}, '$.{name}', json(?))"
-            is_valid = connection.execute("SELECT json_valid(?)", (value,)).fetchone()[0]
-            is_whole = isinstance(value, str) and is_valid
-            values = (value if is_whole else json.dumps(str(value)),)
-            name = document
-        else:
-            new = "?"
-        connection.execute(f"UPDATE OR IGNORE {table} SET {name} = {new}{where}", values)  # noqa: S608
-        connection.commit()
-    except sqlite3.IntegrityError:
-        pass  # the file itself refuses that one
-    finally:
-        connection.close()
+    new = "?"
+    if name not in {row[1] for row in queried(target, f"PRAGMA table_info({table})")}:
+        if queried(target, "SELECT json_valid(?)", value) != [(1,)]:
+            value = json.dumps(str(value))
+        name, new = document, f"json_set({document}, '$.{name}', json(?))"
+    with contextlib.suppress(sqlite3.IntegrityError):  # the file itself refuses that one
+        queried(target, f"UPDATE OR IGNORE {table} SET {name} = {new}{where}", value)  # noqa: S608
 
 
 def everything_read(path: Path) -> tuple[list[RunEvidence], tuple[Damage, ...]]:
