@@ -38,8 +38,7 @@ def url(postgres: Postgres) -> str:
 @contextmanager
 def started_by_hand(box: Box, command: str) -> Iterator[Local]:
     """A unit that somebody wrote, under tunerd's own supervisor; all of it ends with the block."""
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(f"[Service]\nType=exec\nExecStart={command}\n")
+    box.put_unit(f"[Service]\nType=exec\nExecStart={command}\n")
     manager = Local(box.context.paths, may_start=True)
     try:
         manager.reload()

@@ -66,6 +66,11 @@ class Box:
         path.write_text(text)
         return path
 
+    def put_unit(self, text: str) -> None:
+        """A unit that somebody wrote; not started."""
+        self.unit.parent.mkdir(parents=True, exist_ok=True)
+        self.unit.write_text(text)
+
     @contextlib.contextmanager
     def until_all_ended(self) -> Iterator[None]:
         """It knows the embedded engine from calls before, and nothing of it runs after the body."""

@@ -70,8 +70,7 @@ def calls(ctx: Context, bench: BenchBox) -> dict[str, Callable[[], object]]:
 
 def test_what_is_refused_before_anything_is_touched_is_the_golden_text(tmp_path: Path) -> None:
     box = Box(tmp_path)
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text("[Service]\nExecStart=/bin/true\n")
+    box.put_unit("[Service]\nExecStart=/bin/true\n")
     box.configure(BROKEN, "profiles/broken.toml")
     written = box.configure("# mine\n")
 

@@ -137,16 +137,14 @@ def test_on_a_read_only_state_what_reads_works_and_what_measures_ends_before_an_
     assert box.context.services.state("llama-server.service").invocation_id == before
 
 
-def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broken: Box) -> None:
+def test_what_shows_how_things_stand_goes_back_or_ends_something_goes_on_where_settings_are_wrong(
+    broken: Box,
+) -> None:
     for words in (
-        "rollback --list",
-        "recover",
-        "probation show",
-        "sweep status",
-        "jobs",
-        "rollback --yes",
+        *("status", "verify", "history", "history show 1", "history diff 1 2", "rollback --list"),
+        *("recover", "probation show", "sweep status", "jobs", "rollback --yes"),
     ):
-        assert "settings" in codes(broken.json(*words.split())), words
+        assert "settings" in codes(broken.json(*words.split(), code=None)), words
 
     for words in ("sweep stop", "jobs stop 7", "rollback --to nosuch"):
         error = broken.json(*words.split(), code=None)["error"]
@@ -155,19 +153,11 @@ def test_what_goes_back_or_ends_something_goes_on_where_settings_are_wrong(broke
 
     refused = broken.json("plan", "cpu-embedded", code=1)["error"]
     assert refused["code"] == "config"
-
-
-def test_what_shows_how_things_stand_goes_on_where_settings_are_wrong_and_doctor_names_them(
-    broken: Box,
-) -> None:
-    for words in ("status", "verify", "history", "history show 1", "history diff 1 2"):
-        assert "settings" in codes(broken.json(*words.split(), code=None)), words
-
-    said = broken.json("doctor", code=7)
-    found = next(one for one in said["findings"] if one["code"] == "settings-wrong")
-    assert found["severity"] == "error"
-    assert "not valid TOML" in found["seen"]
-    assert "tunerd.toml" in found["do"]
+    found = {one["code"]: one for one in broken.json("doctor", code=7)["findings"]}
+    wrong = found["settings-wrong"]
+    assert wrong["severity"] == "error"
+    assert "not valid TOML" in wrong["seen"]
+    assert "tunerd.toml" in wrong["do"]
 
 
 def test_an_error_about_the_settings_says_it_once_and_names_the_file(broken: Box) -> None:

@@ -25,8 +25,7 @@ ExecStart=/opt/llama-server -m /home/alice/m.gguf --api-key geheim3 --port 8099 
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     made = Box(tmp_path, {"USER": "alice"})
-    made.unit.parent.mkdir(parents=True)
-    made.unit.write_text(UNIT)
+    made.put_unit(UNIT)
     made.configure(
         '[notify]\nwebhook = "https://ntfy.sh/my-topic"\n'
         "[engines.mine]\npath = '/opt/llama-server'\nenvironment = {HF_TOKEN = 'geheim12', LANG = 'C'}\n"

@@ -83,8 +83,7 @@ def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_
 def test_a_unit_is_judged_where_what_was_deployed_cannot_be_read(tmp_path: Path) -> None:
     """Nothing at all was said of it."""
     box = Box(tmp_path)
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text("[Service]\nExecStart=/nonexistent/llama-server -m /m.gguf\n")
+    box.put_unit("[Service]\nExecStart=/nonexistent/llama-server -m /m.gguf\n")
     generations = box.context.paths.generations_dir
     generations.parent.mkdir(parents=True, exist_ok=True)
     generations.write_text("no folder")
@@ -142,9 +141,8 @@ def test_a_card_that_is_full_but_for_the_margin_of_the_build_itself_is_as_it_sho
     used_mib = card.total_mib - (card.reserved_mib or 0) - 1020
     nvml_stub.NvmlWorld(card_box.folder / "nvml").show(replace(card, used_mib=MiB(used_mib)))
     write(design(SHAPES["tiny"]), card_box.model)
-    card_box.unit.parent.mkdir(parents=True)
     runs = f"{needs.engine('mainline-2026-08-18')} -m {card_box.model} -c 2048 {words}"
-    card_box.unit.write_text(f"[Service]\nExecStart={runs}\n")
+    card_box.put_unit(f"[Service]\nExecStart={runs}\n")
 
     assert ("vram-full" not in codes(doctor(card_box))) is is_as_meant
 

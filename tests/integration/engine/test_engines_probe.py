@@ -634,8 +634,7 @@ def test_how_productions_program_binds_its_port_is_not_asked_of_it_while_nothing
     box, note = Box(tmp_path), folder / "note"
     server = good(folder, note=note).program
     found = script(folder, f'exec {server} "$@"', "start")
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(f"[Service]\nExecStart={found.program} --port 1\n")
+    box.put_unit(f"[Service]\nExecStart={found.program} --port 1\n")
 
     def option() -> PortOption | None:
         return PortTurns(box.context, lambda: True, None).option

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.folders import ROOT
 from tests.support.needs import missing
 from tests.support.readings import a_reading
+from tests.support.transcripts import transcript
 from tunerd.measure.answer import Counters
 from tunerd.watch.figures import Reading
 from tunerd.web.metrics import exposition
@@ -42,47 +42,32 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
-def test_a_reading_is_told_in_base_units() -> None:
-    found = samples(a_reading(counters=COUNTERS))
-    assert found["tunerd_gpu_memory_used_bytes{gpu=0}"] == 8000 * 1024 * 1024
-    assert found["tunerd_gpu_power_watts{gpu=0}"] == 14.5
-    assert found["tunerd_gpu_sm_clock_hertz{gpu=0}"] == 210e6
-    assert found["tunerd_gpu_utilization_ratio{gpu=0}"] == 0
-    assert found["tunerd_server_predicted_tokens_total"] == 500
-    assert found["tunerd_server_predicted_seconds_total"] == 10.0
-    assert found["tunerd_server_ready"] == 1
-    assert found["tunerd_host_cpu_ratio"] == pytest.approx(0.03)
+def told_of(engine: dict[str, Any], **changed: Any) -> list[str]:
+    """What is told of a server in this state."""
+    lines = exposition(replace(a_reading(**engine), **changed)).decode().splitlines()
+    return [one for one in lines if not one.startswith(("#", "tunerd_info", "tunerd_gpu_info"))]
 
 
-def test_what_is_unknown_is_left_out_and_never_zero() -> None:
-    blind = replace(a_reading(health=None, slots_busy=None, n_restarts=None), gpus=None)
-    assert samples(a_reading())["tunerd_gpu_problem"] == 0
-    found = samples(replace(blind, gpu_problem="the GPU is lost"))
-    assert found["tunerd_gpu_problem"] == 1
-    assert not [name for name in found if name.startswith(("tunerd_gpu_memory", "tunerd_gpus"))]
-    for name in ("ready", "slots_busy", "restarts_total", "predicted_tokens_total"):
-        assert f"tunerd_server_{name}" not in found
-    assert found["tunerd_server_active"] == 1
-    assert set(samples(None)) == {name for name in samples(None) if name.startswith("tunerd_info")}
-
-
-@pytest.mark.parametrize(
-    ("engine", "active", "ready"),
-    [
-        ({"active_state": "inactive", "health": None}, 0, 0),
-        ({"active_state": "failed", "health": None}, 0, 0),
-        ({"active_state": "inactive", "health": None, "is_expected": False}, 0, None),
-        ({"is_expected": False}, 1, 1),
-        # A service manager that does not answer is no server that is down.
-        ({"active_state": "unknown", "sub_state": "unknown", "health": None}, None, None),
-    ],
-)
-def test_a_server_that_nobody_expects_or_knows_of_is_not_down(
-    engine: dict[str, Any], active: int | None, ready: int | None
-) -> None:
-    found = samples(a_reading(**engine))
-    assert found.get("tunerd_server_active") == active
-    assert found.get("tunerd_server_ready") == ready
+def test_what_is_told_in_base_units_and_what_is_unknown_and_left_out_is_the_golden_text() -> None:
+    blind = {"health": None, "slots_busy": None, "n_restarts": None}
+    down = {"active_state": "failed", "health": None}
+    deaf = {"active_state": "unknown", "sub_state": "unknown", "health": None}
+    cases = {
+        "A server at work": told_of({"counters": COUNTERS}),
+        "Nothing is known of its health, and no card can be read": told_of(
+            blind, gpus=None, gpu_problem="the GPU is lost"
+        ),
+    }
+    for heading, engine in (
+        ("A server that failed", down),
+        ("One that was stopped", down | {"active_state": "inactive"}),
+        ("One that is down and that nobody expects", down | {"is_expected": False}),
+        ("One that runs and that nobody expects", {"is_expected": False}),
+        ("A service manager that does not answer, which is no server that is down", deaf),
+    ):
+        cases[heading] = [one for one in told_of(engine) if re.search("active|ready", one)]
+    transcript("metrics", cases.items())
+    assert {name for name in samples(None) if not name.startswith("tunerd_info")} == set()
 
 
 def test_rules_and_dashboard_ask_for_what_there_is() -> None:
