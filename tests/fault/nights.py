@@ -28,7 +28,7 @@ from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.fake_llama.behaviour import Behaviour
 from tests.support.fakes import Invocation, Life
 from tests.support.stand_in import flags_of, install
-from tests.support.sweep_box import PROFILE, SPEED, WORKLOAD, for_everybody, prove
+from tests.support.sweep_box import PROFILE, SPEED, WORKLOAD, prove
 from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest, request_again
 from tunerd.engine.server import Address, LlamaServer
@@ -103,7 +103,6 @@ def _installed() -> Path:
     folder.chmod(0o755)
     write(design(SHAPES["tiny"]), folder / "tiny.gguf")
     engine = install(folder / "engine", **SPEED)
-    for_everybody(engine)
     text = engine.program.read_text()  # whether it takes its arguments: it does, in no time
     quick = 'case "$*" in *--model*) echo no such model >&2; exit 1;; esac\nexec'
     engine.program.write_text(text.replace("\nexec", f"\n{quick}", 1))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,7 +28,6 @@ from tunerd.machine.files import is_locked
 from tunerd.production.probation import daemon_lock
 from tunerd.tryout.designed import SHAPES, design, write
 
-_SYSTEM_PYTHON = "/usr/bin/python3"
 # Slow enough to be told apart by a client's clock, fast enough for a test.
 SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,
                          "prefill_tax": 0.0, "acceptance": 0.0, "draft_cost": 0.5}  # fmt: skip
@@ -140,18 +138,6 @@ def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
     process.communicate(timeout=LIMIT_S)
 
 
-def for_everybody(engine: StandIn) -> None:
-    """Have it run by a Python that all may run.
-
-    Engines are probed as `nobody`, who may neither enter a home nor an environment in one.
-    """
-    python = Path(sys.executable).resolve()
-    if os.geteuid() == 0 and python.is_relative_to(Path.home()) and Path(_SYSTEM_PYTHON).exists():
-        python = Path(_SYSTEM_PYTHON)
-    text = engine.program.read_text()
-    engine.program.write_text(text.replace(sys.executable, str(python)))
-
-
 def prove(ctx: Context) -> None:
     """What trials on a designed model would show: the stand-in plays no model."""
     engine = next(one for one in find_engines(ctx) if one.name == "fake")
@@ -176,7 +162,6 @@ def swept(**behaviour: Any) -> Iterator[SweepBox]:
             "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
             "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
         )
-        for_everybody(box.engine)
         with box.box.until_all_ended():
             prove(box.box.context)
             box.call("apply", "night", "--yes")
@@ -186,6 +171,5 @@ def swept(**behaviour: Any) -> Iterator[SweepBox]:
 def upgrade(box: SweepBox) -> None:
     """Another program takes the engine's place, half as fast."""
     other = install(box.box.folder / "other", **{**SPEED, "tg_tok_s": 200.0})
-    for_everybody(other)
     shutil.copy2(other.program, box.engine.program)
     prove(box.box.context)

@@ -17,7 +17,7 @@ from tests.support.made_sweep import put_proposal
 from tests.support.ssh_boxes import Fleet, fleet, states
 from tests.support.stand_in import install
 from tests.support.supervised import processes_with
-from tests.support.sweep_box import SPEED, for_everybody
+from tests.support.sweep_box import SPEED
 from tests.support.waiting import until
 from tunerd.fleet.rollout import roll_back
 from tunerd.fleet.steps import Rollout, State, Step
@@ -103,7 +103,6 @@ def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
 def test_it_stops_at_a_box_that_fails_its_gate(two: Fleet) -> None:
     for one in two.boxes:
         engine = install(one.folder / "other", **SPEED)
-        for_everybody(engine)
         if one is two.boxes[0]:
             engine.configure(fail="oom-weights")
         with (one.folder / "config/tunerd.toml").open("a") as settings:

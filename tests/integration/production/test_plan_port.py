@@ -14,7 +14,6 @@ from tests.support.build_box import BuildBox, build_box
 from tests.support.folders import open_folder
 from tests.support.ports import free_port
 from tests.support.stand_in import install
-from tests.support.sweep_box import for_everybody
 from tests.support.waiting import until
 from tunerd.engine.builds import find_engines
 from tunerd.engine.health import Failure, FailureKind
@@ -33,8 +32,6 @@ def box() -> Iterator[BuildBox]:
     with open_folder() as folder, contextlib.ExitStack() as running:
         dialects = {"build": "ik-now", "other": "main-0x", "twin": "ik-may"}
         engines = {name: install(folder / name, dialect=said) for name, said in dialects.items()}
-        for engine in engines.values():
-            for_everybody(engine)
         made = running.enter_context(build_box(engines["build"].program, shape="tiny"))
         settings = made.box.folder / "config/tunerd.toml"
         with settings.open("a") as file:

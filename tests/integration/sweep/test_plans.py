@@ -16,7 +16,7 @@ from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.stand_in import install
-from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept
+from tests.support.sweep_box import SPEED, SweepBox, swept
 from tunerd.errors import LeaseEnded
 from tunerd.fleet.study import class_of, drafts_of, meet
 from tunerd.machine.facts import Gpu
@@ -33,6 +33,22 @@ ASKED = ("--goal", "context", "--space", "serving.ctx_size=512,1024,1536,2048")
 def box() -> Iterator[SweepBox]:
     with swept() as found:
         yield found
+
+
+@pytest.fixture
+def profile(box: SweepBox) -> Iterator[Path]:
+    """The file of the profile that serves, which is as before afterwards."""
+    path = box.box.context.paths.site_profiles / "night.toml"
+    text = path.read_text()
+    yield path
+    path.write_text(text)
+
+
+def with_build(box: SweepBox, name: str, **words: str) -> Box:
+    """The box where a build more stands, or another one, by this name."""
+    build = install(box.box.folder / name, **words, **SPEED)
+    found = {f"TUNERD_ENGINES__{name.upper()}__PATH": str(build.program)}
+    return Box(box.box.folder, {**box.box.variables, **found})
 
 
 def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> None:
@@ -83,67 +99,49 @@ def test_no_arm_is_tried_on_a_build_that_was_replaced_since_the_sweep_began(box:
     ids=["another context", "half an edit", "removed"],
 )
 def test_no_arm_is_tried_by_a_profile_that_was_edited_since_the_sweep_began(
-    box: SweepBox, edited: str | None, told: str
+    box: SweepBox, profile: Path, edited: str | None, told: str
 ) -> None:
     """One that could not be read refused every arm: the sweep said that nothing is faster than what serves."""
-    ctx = box.box.context
+    ctx, before = box.box.context, profile.read_text()
     prepared = prepare(ctx, SweepRequest(budget_s=600.0, seed=3), proves=False)
-    path = ctx.paths.site_profiles / "night.toml"
-    before = path.read_text()
-    path.unlink()
+    profile.unlink()
     if edited is not None:
-        path.write_text(before.replace("ctx_size = 1024", edited))
-    try:
-        with pytest.raises(LeaseEnded) as ended:
-            plan_arm(ctx, prepared, prepared.base.arm)
-    finally:
-        path.write_text(before)
+        profile.write_text(before.replace("ctx_size = 1024", edited))
+    with pytest.raises(LeaseEnded) as ended:
+        plan_arm(ctx, prepared, prepared.base.arm)
     assert told in str(ended.value.cause)
+    profile.write_text(before)
     assert plan_arm(ctx, prepared, prepared.base.arm)
 
 
 def test_no_arm_is_tried_by_a_profile_that_was_edited_while_builds_were_tried_for_the_sweep(
-    box: SweepBox,
+    box: SweepBox, profile: Path
 ) -> None:
     """All arms, that of what serves too, had what the edit said."""
-    other = install(box.box.folder / "untried", dialect="ik-now", **SPEED)
-    for_everybody(other)
-    ctx = Box(box.box.folder, {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}).context  # fmt: skip
-    path = ctx.paths.site_profiles / "night.toml"
-    before = path.read_text()
+    ctx, before = with_build(box, "untried", dialect="ik-now").context, profile.read_text()
 
     def edit(said: object) -> None:
-        if "trying other" in str(said):
-            path.write_text(before.replace("ctx_size = 1024", "ctx_size = 512"))
+        if "trying untried" in str(said):
+            profile.write_text(before.replace("ctx_size = 1024", "ctx_size = 512"))
 
-    try:
-        asked = SweepRequest(budget_s=600.0, space=("engine=ik",))
-        prepared = prepare(replace(ctx, progress=edit), asked, proves=True)
-        assert path.read_text() != before
-        with pytest.raises(LeaseEnded, match="was replaced"):
-            plan_arm(ctx, prepared, prepared.base.arm)
-    finally:
-        path.write_text(before)
+    asked = SweepRequest(budget_s=600.0, space=("engine=ik",))
+    prepared = prepare(replace(ctx, progress=edit), asked, proves=True)
+    assert profile.read_text() != before
+    with pytest.raises(LeaseEnded, match="was replaced"):
+        plan_arm(ctx, prepared, prepared.base.arm)
 
 
 def test_no_arm_of_a_build_is_tried_by_a_table_of_its_family_that_was_edited_since(
-    box: SweepBox,
+    box: SweepBox, profile: Path
 ) -> None:
-    other = install(box.box.folder / "ik", dialect="ik-now", **SPEED)
-    for_everybody(other)
-    ctx = Box(box.box.folder, {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}).context  # fmt: skip
+    ctx = with_build(box, "other", dialect="ik-now").context
     prepared = prepare(ctx, SweepRequest(budget_s=600.0, space=("engine=ik",)), proves=False)
     arm = replace(prepared.base.arm, engine="other").canonical()
     assert plan_arm(ctx, prepared, arm).engine.name == "other"
-    path = ctx.paths.site_profiles / "night.toml"
-    before = path.read_text()
-    path.write_text(f"{before}\n[engines.ik.serving]\nctx_size = 512\n")
-    try:
-        assert plan_arm(ctx, prepared, prepared.base.arm)
-        with pytest.raises(LeaseEnded, match="was replaced"):
-            plan_arm(ctx, prepared, arm)
-    finally:
-        path.write_text(before)
+    profile.write_text(f"{profile.read_text()}\n[engines.ik.serving]\nctx_size = 512\n")
+    assert plan_arm(ctx, prepared, prepared.base.arm)
+    with pytest.raises(LeaseEnded, match="was replaced"):
+        plan_arm(ctx, prepared, arm)
 
 
 def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBox) -> None:
@@ -158,10 +156,7 @@ def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBo
 
 
 def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: SweepBox) -> None:
-    other = install(box.box.folder / "other", dialect="ik-now", **SPEED)
-    for_everybody(other)
-    environment = {**box.box.variables, "TUNERD_ENGINES__OTHER__PATH": str(other.program)}
-    asked = Box(box.box.folder, environment)
+    asked = with_build(box, "other", dialect="ik-now")
 
     plan = asked.json("sweep", "run", "--dry-run", "--space", "engine=ik,bee")["plan"]
 
@@ -174,13 +169,10 @@ def test_an_engine_is_tried_by_its_family_too_and_a_word_for_none_is_named(box: 
 def test_what_serves_by_another_program_than_its_profile_has_today_is_told_both_and_how_to_deploy(
     box: SweepBox,
 ) -> None:
-    other = install(box.box.folder / "newer", **SPEED)
-    for_everybody(other)
-    environment = {**box.box.variables, "TUNERD_ENGINES__FAKE__PATH": str(other.program)}
+    refused = with_build(box, "fake").json("sweep", "run", "--dry-run", code=1)["error"]
 
-    refused = Box(box.box.folder, environment).json("sweep", "run", "--dry-run", code=1)["error"]
-
-    assert refused["cause"] == f"program {box.engine.program} -> {other.program}"
+    newer = box.box.folder / "fake/llama-server"
+    assert refused["cause"] == f"program {box.engine.program} -> {newer}"
     assert "`tunerd apply night` deploys it" in refused["hint"]
 
 

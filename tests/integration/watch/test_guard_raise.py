@@ -13,7 +13,6 @@ from tests.support.deployment import profile
 from tests.support.local_box import Box
 from tests.support.ports import free_port
 from tests.support.stand_in import RTX_4070_SUPER, install
-from tests.support.sweep_box import for_everybody
 from tunerd.measure.compare import plan_side, side_of
 from tunerd.sweep.plan import SweepRequest, prepare
 from tunerd.units.generations import Generation
@@ -28,7 +27,6 @@ def box() -> Iterator[Box]:
     with build_box(None, shape="tiny") as made:
         box = made.box
         engine = install(box.folder / "eng", device=RTX_4070_SUPER, record=None)
-        for_everybody(engine)
         box.configure(f'[engines.eng]\npath = "{engine.program}"\n')
         card = profile("eng", match__gpu="RTX 4070", model__path=str(box.model),
                        memory__fit_mib=1664, serving__port=free_port())  # fmt: skip
