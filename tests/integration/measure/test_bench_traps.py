@@ -31,7 +31,7 @@ from tests.support.waiting import until
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
-from tunerd.machine.facts import GpuProcess, GpuReading
+from tunerd.machine.facts import Gpu, GpuProcess, GpuReading
 from tunerd.machine.net import who_listens
 from tunerd.measure.answer import Mark
 from tunerd.measure.bench import Session
@@ -235,12 +235,12 @@ def test_requests_of_somebody_else_are_seen_in_the_servers_counters_and_measured
 class Meanwhile(FakeGpuReader):
     """A card that is otherwise for some readings."""
 
-    def __init__(self, **changed: Any) -> None:
+    def __init__(self, otherwise: Gpu) -> None:
         super().__init__(rtx_3090_ti())
-        self._changed = replace(rtx_3090_ti(), **changed)
+        self._otherwise = otherwise
 
     def read(self) -> GpuReading:
-        self.show(self._changed if self.n_readings in range(8, 12) else rtx_3090_ti())
+        self.show(self._otherwise if self.n_readings in range(8, 12) else rtx_3090_ti())
         return super().read()
 
 
@@ -248,21 +248,24 @@ GAME = GpuProcess(99, MiB(900), "c", "game", None)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "mark"),
+    ("otherwise", "mark"),
     [
-        (Meanwhile(throttle_reasons=("software thermal slowdown",)), "throttled"),
-        (Meanwhile(used_mib=MiB(900), processes=(GAME,)), "VRAM taken by others"),
+        (replace(rtx_3090_ti(), throttle_reasons=("software thermal slowdown",)), "throttled"),
+        (replace(rtx_3090_ti(used_mib=900), processes=(GAME,)), "VRAM taken by others"),
     ],
     ids=["heat", "a game"],
 )
 def test_what_happens_to_the_card_meanwhile_is_noticed_and_measured_again(
-    tmp_path: Path, quiet: tuple[Server, StandIn], gpu: FakeGpuReader, mark: str
+    tmp_path: Path, quiet: tuple[Server, StandIn], otherwise: Gpu, mark: str
 ) -> None:
-    result = BenchBox(tmp_path, gpu=gpu).bench(quiet[0].url)
+    result = BenchBox(tmp_path, gpu=Meanwhile(otherwise)).bench(quiet[0].url)
 
     assert marks(result)[mark] >= 1
     assert len(usable(result)) == 9
     assert result.exit_code == 0
+    if mark == "VRAM taken by others":
+        least = min(row["vram_free_min_mib"] for row in result.payload["samples"])
+        assert least == 24564 - 900 - 380
 
 
 def test_counters_are_read_no_oftener_than_every_five_seconds(
