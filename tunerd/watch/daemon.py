@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Protocol
 
@@ -99,19 +99,21 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._each_s = each_s
         self._on_step = on_step
         self._steps = Steps(clock)
-        self._woken = threading.Event()
-        self._ends = threading.Event()
+        # A signal's handler would wait for ever for the lock of an Event in which it broke in; this one has none.
+        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._ends = False
 
     def run(self) -> None:
         """Until `end` is called."""
         self.add_listener(_say_failure, EVENT_JOB_ERROR)
         self.start()
-        while not self._ends.is_set():
+        while not self._ends:
             self.look_at_clock()
             wait_s = self._process_jobs()
             self._each()
-            self._woken.wait(self._each_s if wait_s is None else min(wait_s, self._each_s))
-            self._woken.clear()
+            rest_s = self._each_s if wait_s is None else min(wait_s, self._each_s)
+            with contextlib.suppress(Empty):
+                self._woken.get(timeout=rest_s)
         self.shutdown(wait=False)
 
     def look_at_clock(self) -> None:
@@ -123,8 +125,8 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
 
     def end(self) -> None:
         """Let `run` return when the job under way is done; may be called by a signal's handler."""
-        self._ends.set()
-        self._woken.set()
+        self._ends = True
+        self._woken.put(None)
 
     def shutdown(self, wait: bool = True) -> None:
         """What `run` ends with."""
@@ -132,7 +134,7 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
 
     def wakeup(self) -> None:
         """Look soon; what APScheduler calls when jobs have changed, and a signal's handler may."""
-        self._woken.set()
+        self._woken.put(None)
 
     def every(
         self, name: str, job: Job, usual_s: float | Callable[[], float], *, first_s: float = 0.0
@@ -531,12 +533,13 @@ class Daemon(Teller):
         self._nights = Nights(ctx, self.tell)
         self._hand_ins = HandIns(ctx, self.tell)
         self._guarding = Guarding(ctx, self._notifier, self.tell, self._watcher.server)
-        # They may have been changed since they were read.
-        self._wants_reload = ctx.settings_problem is None
         self._status = 0
         self._look_problem = ""
         self._notices_seen_s: dict[str, float] = {}
         self._settings_stamp = stamp_of(ctx.paths.settings_file)
+        # They may have been changed since they were read; those that are wrong still are told of once.
+        _, problem = settings_or_last_good(ctx.paths, ctx.environment, ctx.settings)
+        self._wants_reload = ctx.settings_problem is None or problem is None
 
     def run(self) -> int:
         """Until it is told to end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
@@ -74,6 +75,20 @@ def test_what_feeds_the_watchdog_is_called_though_nothing_is_due() -> None:
     loop = Loop(SystemClock(), each, 0.01, nothing)
     run(loop)
     assert len(calls) == 4
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_signal_may_come_at_any_moment() -> None:
+    """Once in a while the daemon hung: the handler waited for a lock that what it broke in on held."""
+    loop = Loop(SystemClock(), nothing, 0.00001, nothing)
+    before = signal.signal(signal.SIGVTALRM, lambda _number, _frame: loop.wakeup())
+    loop.every("ends", loop.end, LIMIT_S, first_s=3.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
+    try:
+        loop.run()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_a_clock_that_is_set_back_or_slept_is_noticed_once() -> None:

@@ -492,9 +492,12 @@ def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> N
     assert told() == ["oom"], "one death before, one after"
 
 
-def test_settings_that_changed_while_the_daemon_began_are_taken_over(world: World) -> None:
+@pytest.mark.parametrize("problem", [None, "guards.hang is wrong"])
+def test_settings_that_changed_while_the_daemon_began_are_taken_over(
+    world: World, problem: str | None
+) -> None:
     world.box.configure("[guards]\nhang = 'off'\n")  # they were read before
-    Daemon(world.ctx).alive()
+    Daemon(replace(world.ctx, settings_problem=problem)).alive()
     kept = json.loads(world.ctx.paths.last_settings.read_text())
     assert kept["guards"]["hang"] == "off"
 
