@@ -159,7 +159,7 @@ def swept(**behaviour: Any) -> Iterator[SweepBox]:
         box.box.configure(PROFILE.format(model=model, port=box.port), "profiles/night.toml")
         box.box.configure(
             f'[engines.fake]\npath = "{box.engine.program}"\nallow_writable = true\n'
-            "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
+            '[sweep]\ntimezone = "UTC"\npatience_s = 1.0\nquiet_s = 1.0\n'
             "[service]\nsettle_s = 0.1\ndrain_s = 0.0\nstop_timeout_s = 3\n[probation]\nevery_s = 5.0\n"
         )
         with box.box.until_all_ended():

@@ -166,7 +166,8 @@ def test_a_box_that_hangs_or_is_cut_off_is_told_of_as_unknown_and_settled_later(
     assert "nothing has been done there" in stopped["messages"][0]["text"]
     assert "ssh gpu1 tunerd status" in stopped["messages"][0]["hint"]
     first.breaks("hang-after")
-    stopped = operator.fleet("resume", "--yes", code=None)
+    operator.fleet("resume", "--yes", code=None)
+    until(lambda: len(first.swaps) == 2, "the box does what it was told")
     first.breaks("")
     done = one.operator().fleet("resume", "--yes")
     assert states(done) == ["done"]

@@ -139,7 +139,7 @@ def test_what_a_sweep_costs_is_told_with_its_question(box: SweepBox) -> None:
     assert "of measuring" in question
 
     before, around, later = (
-        time.strftime("%H:%M", time.localtime(time.time() + s)) for s in (-3600, 3000, 7200)
+        time.strftime("%H:%M", time.gmtime(time.time() + s)) for s in (-3600, 3000, 7200)
     )
     _, _, told = answered(
         box, b"n\n", "sweep", "run", "--budget", "5h", "--window", f"{before}-{around}"

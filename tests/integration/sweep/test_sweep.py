@@ -157,8 +157,7 @@ def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_tim
     noon_s = 1_800_000_000.0 - 1_800_000_000.0 % 86400 + 43200
     before, n_loads = box.engine.settings.read_text(), len(box.engine.served())
     ends: list[float] = []
-    variables = {**box.box.environment, "TUNERD_SWEEP__TIMEZONE": "UTC"}
-    ctx = build_context(environment=variables, start_supervisor=True)
+    ctx = build_context(environment=box.box.environment, start_supervisor=True)
 
     def note_the_end(_progress: Progress) -> None:
         record = read_measurement(ctx)

@@ -270,7 +270,7 @@ def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window(box: S
     def sleep(_others: contextlib.ExitStack) -> None:
         clock.sleeps = True
 
-    ctx = replace(set_to(ctx, sweep__timezone="UTC"), clock=clock)
+    ctx = replace(ctx, clock=clock)
     hour = int(clock.now_s()) // 3600
     window = f"{(hour - 1) % 24:02d}:00-{(hour + 6) % 24:02d}:00"
     done = run(box, ctx, sleep, budget_s=3 * 3600.0, window=window)
