@@ -7,9 +7,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -34,7 +34,8 @@ class Program:
         self.record = Record(behaviour.record)
         self.arguments: Arguments
         self.api: Api
-        self._stop = threading.Event()
+        # An Event has a lock, for which a handler that breaks in on `wait` would wait for ever.
+        self._stop: SimpleQueue[None] = SimpleQueue()
 
     def end(self, status: int) -> NoReturn:
         self.record.add("exit")
@@ -136,7 +137,7 @@ class Program:
         signal.signal(signal.SIGINT, self._on_stop)
         log_ready(self.log, self.api.engine)
         self.api.is_loaded = True
-        self._stop.wait()
+        self._stop.get()
         connection().stop(listener)
         while self.api.n_at_work:
             time.sleep(POLL_S)
@@ -144,10 +145,10 @@ class Program:
 
     def _on_stop(self, _number: int, _frame: object) -> None:
         """The first signal waits for the clients, the second does not."""
-        if self._stop.is_set():
+        if self.api.engine.is_stopping:
             self.end(1)
         self.api.engine.is_stopping = True
-        self._stop.set()
+        self._stop.put(None)
 
 
 def connection() -> ModuleType:

@@ -20,7 +20,7 @@ class Log:
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
         self._began_s = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a second signal ends it in the middle of the first
         self._unwritten = b""
 
     def __call__(self, line: str) -> None:
