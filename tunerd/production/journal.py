@@ -6,9 +6,11 @@ durable before the unit changes, so whatever is found later is one of four thing
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -175,11 +177,12 @@ def backups(ctx: Context) -> tuple[Backup, ...]:
         name = entry.generation.replaced_backup
         if name is not None:
             by_name.setdefault(name, entry.generation.number)
-    found = (
-        Backup(path.name, path.stat().st_ctime, by_name.get(path.name))
-        for path in _made(ctx)
-        if path.is_file() and not path.is_symlink()
-    )
+    found = []
+    for path in _made(ctx):
+        with contextlib.suppress(FileNotFoundError):  # a swap may be removing it
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append(Backup(path.name, status.st_ctime, by_name.get(path.name)))
     order = sorted(found, key=lambda one: (one.generation or 0, one.changed_s), reverse=True)
     return tuple(order)
 
