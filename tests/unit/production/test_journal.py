@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -108,3 +109,24 @@ def test_backups_come_newest_first_before_those_by_hand_and_are_counted_in_a_sec
     assert {one.name for one in found[2:]} == {f"{UNIT}.pre-mtp", *names}
     stamp = names[0].removesuffix("-rollback")
     assert names[1:] == [f"{stamp}.1-rollback", f"{stamp}.2-rollback"]
+
+
+def test_a_backup_that_goes_away_while_they_are_looked_at_is_none(world: World) -> None:
+    ctx, over = world.context(), threading.Event()
+    paths = [world.paths.unit_dir / f"{UNIT}.pre-{number}" for number in range(30)]
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            for path in paths:
+                path.touch()
+            for path in paths:
+                path.unlink()
+
+    coming = threading.Thread(target=come_and_go)
+    coming.start()
+    try:
+        found = [len(backups(ctx)) for _ in range(2000)]
+    finally:
+        over.set()
+        coming.join()
+    assert max(found) <= len(paths)
