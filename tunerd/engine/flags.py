@@ -439,9 +439,15 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def argument_changes(then: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
-    """What differs between the arguments of two command lines, in words: `--ctx-size 8192 -> 16384`."""
-    old, new = _by_flag(then), _by_flag(now)
+def argument_changes(
+    then: Sequence[str], now: Sequence[str], *, with_uncounted: bool = False
+) -> tuple[str, ...]:
+    """What differs between the arguments of two command lines, in words: `--ctx-size 8192 -> 16384`.
+
+    `with_uncounted` names those as well that no measurement goes by, such as a port and the model's path.
+    """
+    groups_of = _argument_groups if with_uncounted else compared_arguments
+    old, new = _by_flag(groups_of(then)), _by_flag(groups_of(now))
     return tuple(
         f"{flag} {old[flag]} -> {new[flag]}"
         if flag in old and flag in new
@@ -464,8 +470,8 @@ def _joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _by_flag(argv: Sequence[str]) -> dict[str, str]:
-    return _joined((flag, " ".join(values)) for flag, *values in compared_arguments(argv))
+def _by_flag(groups: Iterable[Sequence[str]]) -> dict[str, str]:
+    return _joined((flag, " ".join(values)) for flag, *values in groups)
 
 
 # How the flags of samplers begin that no key of a profile renders.

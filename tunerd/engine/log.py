@@ -355,11 +355,7 @@ def learn(
     answer, and the kind is `mixed`.
     """
     known = [one for one in requests if one.prompt_total_n is not None]
-    work = [
-        one
-        for one in known
-        if one.predicted_n >= _LEAST_ANSWER and _prompt(one) + one.predicted_n >= _LEAST_TOKENS
-    ]
+    work = work_of(known)
     if len(work) < LEAST_REQUESTS:
         return None
     cells = _cells(work)
@@ -375,6 +371,17 @@ def learn(
         n_unsure=len(requests) - len(known),
         acceptance_ratio=_acceptance(work),
     )
+
+
+def work_of(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Those that a workload is learned from: of known length, and longer than probes."""
+    return [
+        one
+        for one in requests
+        if one.prompt_total_n is not None
+        and one.predicted_n >= _LEAST_ANSWER
+        and _prompt(one) + one.predicted_n >= _LEAST_TOKENS
+    ]
 
 
 def rates_of(requests: Sequence[LoggedRequest]) -> Rates:

@@ -155,7 +155,9 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
     """Arguments and variables are those of then too, and what serves now is what was deployed."""
     now, text = made.command.argv, ctx.generations.unit_text(then.number)
     changed = [f"program {then.argv[0]} -> {now[0]}"] if then.argv[:1] != now[:1] else []
-    changed += flags.argument_changes(then.argv, now)
+    changed += flags.argument_changes(
+        flags.without_secrets(then.argv), flags.without_secrets(now), with_uncounted=True
+    )
     if text is not None:
         old = environment_with(ctx, text.decode(errors="replace"))
         names = flags.changed_variables(old, environment_with(ctx, made.unit_text))
@@ -165,7 +167,7 @@ def _demand_as_deployed(ctx: Context, side: SideRequest, then: Generation, made:
         deploys = f"`tunerd plan {profile}` shows it; `tunerd apply {profile}` deploys it"
         raise DeployError(
             f"`{side.name}` cannot be measured: its profile now gives another command line or environment",
-            cause="; ".join(changed) or "only the order of arguments differs",
+            cause="; ".join(changed) or "only the order of arguments differs, or a secret",
             state="nothing was touched",
             hint=deploys if side.name == LIVE else f"compare profile `{profile}` instead",
         )

@@ -19,6 +19,7 @@ from tunerd.engine.log import (
     learn,
     rates_of,
     read_requests,
+    work_of,
 )
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
@@ -124,16 +125,17 @@ def learn_workload(
     log = replace(whole, requests=theirs)
     covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
     covered += "" if days is None else f" of the last {counted(days, 'day')}"
+    n_work = len(work_of(log.requests))
     learned = learn(
         log.requests,
         name=name,
-        description=f"learned from {unit}: {len(log.requests)} requests in {covered}",
+        description=f"learned from {unit}: {n_work} requests in {covered}",
         source=f"log of {unit}, {ctx.now_text()}; lengths only, no text",
     )
     missing = missing or _coverage(ctx, unit, whole, days)
     short = [message for message in missing if message.level is Level.WARNING]
     if learned is None:
-        raise _too_few(unit, len(log.requests), n_own, short)
+        raise _too_few(unit, n_work, len(log.requests) - n_work, n_own, short)
     path = ctx.paths.state_dir / WORKLOADS / f"{name}.toml"
     seen = {
         **learned.to_json(),
@@ -154,11 +156,14 @@ def learn_workload(
     return ActionResult("workload learn", payload, (*messages, *missing))
 
 
-def _too_few(unit: str, n_requests: int, n_own: int, short: Sequence[Message]) -> ConfigError:
-    own = [f"{n_own} more were tunerd's own measurements"] if n_own else []
+def _too_few(
+    unit: str, n_work: int, n_other: int, n_own: int, short: Sequence[Message]
+) -> ConfigError:
+    left_out = [f"{n_other} more were too short, or of unknown length"] if n_other else []
+    left_out += [f"{n_own} more were tunerd's own measurements"] if n_own else []
     return ConfigError(
-        f"the log of {unit} shows {counted(n_requests, 'request')}; at least {LEAST_REQUESTS} are needed, probes not counted",
-        cause="; ".join([*own, *(message.text for message in short)]) or None,
+        f"the log of {unit} shows {counted(n_work, 'request')} that count; at least {LEAST_REQUESTS} are needed",
+        cause="; ".join([*left_out, *(message.text for message in short)]) or None,
         state="nothing was written",
         hint=next(
             (message.hint for message in short if message.hint),

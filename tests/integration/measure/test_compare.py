@@ -186,6 +186,20 @@ def test_what_serves_is_measured_under_that_name_alone_where_it_still_does(box: 
     assert box.json("status")["healthy"] is True
 
 
+def test_what_its_profile_gives_otherwise_by_now_is_named_though_no_measurement_goes_by_it(
+    box: Box,
+) -> None:
+    """Of another port or model it was said that only the order of arguments differs."""
+    box.configure('[serving]\nalias = "other"\n', "profiles/cpu-embedded.toml")
+    try:
+        with pytest.raises(DeployError, match="another command line") as refused:
+            prepare(box.context, asked("live", "quick"))
+    finally:
+        (box.context.paths.site_profiles / "cpu-embedded.toml").unlink()
+    assert refused.value.cause is not None
+    assert refused.value.cause.endswith("-> other")
+
+
 def test_what_makes_no_sense_is_refused_as_in_the_golden_text_and_what_serves_serves_on(
     box: Box,
 ) -> None:

@@ -18,6 +18,7 @@ from tests.support.server_process import CLIENT
 from tunerd.app import Context
 from tunerd.engine.fingerprint import Fingerprint
 from tunerd.engine.log import read_requests
+from tunerd.errors import ConfigError
 from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.learn import (
@@ -88,6 +89,21 @@ def test_that_the_log_lacks_what_the_server_answered_is_said_where_too_little_is
     assert "its log shows only 0 of them" in done.stderr
     assert "RateLimitBurst=" in done.stderr
     assert "for some days" not in done.stderr
+
+
+def test_where_too_few_requests_count_it_is_their_number_that_is_told(context: Context) -> None:
+    """Of 27 that count among 30 it was said that there are 30, and that 30 are needed."""
+    served(context, "mainline-2026-08-18", times=9)
+    log = context.paths.log_dir / f"{context.unit}.log"
+    short = re.sub(
+        r"/ +\d+ tokens", "/     1 tokens", (LOGS / "mainline-2026-08-18.log").read_text()
+    )
+    log.write_text(log.read_text() + short)
+
+    with pytest.raises(ConfigError, match="shows 27 requests that count; at least 30") as refused:
+        learn_workload(context)
+
+    assert "3 more were too short" in (refused.value.cause or "")
 
 
 def told(context: Context) -> list[Timings]:

@@ -145,3 +145,6 @@ def test_what_differs_between_two_command_lines_is_said_in_words() -> None:
     assert argument_changes(ARGV, now) == ("--ctx-size 8192 -> 16384", "--no-mmap added")
     assert argument_changes(now, ARGV) == ("--ctx-size 16384 -> 8192", "--no-mmap removed")
     assert argument_changes(ARGV, ARGV) == ()
+    moved = ["8081" if word == "8080" else word for word in ARGV]
+    assert argument_changes(ARGV, moved) == ()
+    assert argument_changes(ARGV, moved, with_uncounted=True) == ("--port 8080 -> 8081",)
