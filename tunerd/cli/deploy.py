@@ -348,7 +348,9 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     for gpu in payload["vram"] or ():
         used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
         facts.append((f"GPU {gpu['index']}", f"{gpu['name']}: {used}"))
-    facts.append(("drift", "; ".join(row["text"] for row in payload["drift"]) or "none"))
+    unread = "none; `tunerd verify` reads the engine's files as well"
+    none = "none" if payload["generation"] is None else unread
+    facts.append(("drift", "; ".join(row["text"] for row in payload["drift"]) or none))
     yield from columns(tuple(facts))
 
 

@@ -103,12 +103,13 @@ def _next_step(
     fitting: tuple[Fitting, ...],
 ) -> str:
     """The one command that leads on from here."""
+    names = [unit["unit"] for unit in units]
     ours = [unit["unit"] for unit in units if unit["written_by_tunerd"]]
-    if ours and all(unit["unit"] != ctx.unit for unit in units):  # somebody renamed it
+    if ours and ctx.unit not in names:  # somebody renamed it
         return f"tunerd settings set service.unit {ours[0]}"
     if ours:
         return "tunerd status"
-    by_hand = next((unit["unit"] for unit in units), None)
+    by_hand = ctx.unit if ctx.unit in names else next(iter(names), None)
     if by_hand is not None and (ctx.paths.site_profiles / f"{_MINE}.toml").exists():
         return f"tunerd plan {_MINE}"
     if by_hand is not None:

@@ -117,7 +117,10 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
     server = Path(sys.executable).with_name("tunerd-llama-server")
     box.put_unit(f"[Service]\nExecStart={server} -m {model} -c 512\n")
     proposed = "profiles new mine --from-unit llama-server.service"
-    assert f"next     tunerd {proposed}" in box.call().stdout
+    box.unit.with_name("embed.service").write_text(box.unit.read_text())
+    told = box.call().stdout
+    assert f"next     tunerd {proposed}" in told, "of two the one that tunerd deploys to"
+    assert "embed.service" in told
     by_member = detect(replace(box.context, is_unattended=True))
     assert by_member.payload["next"] == f"sudo tunerd {proposed}", "the daemon leaves it to root"
 

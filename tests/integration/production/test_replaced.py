@@ -121,6 +121,8 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
         told = [one["code"] for one in box.json("plan", "serves")["messages"]]
         assert "way-back-replaced" in told, "the old unit starts that build too"
         assert f"leads to {builds}/b2/llama-server" in drift(box)
+        told_of_status = box.box.call("status").stdout
+        assert "none; `tunerd verify` reads the engine's files as well" in told_of_status
         with pytest.raises(DeployError, match="is not stopped for a measurement"):
             demand_return(ctx, ctx.services.state(ctx.unit))
 
