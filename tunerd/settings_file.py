@@ -75,7 +75,7 @@ def _set_keys(
     if look is not None and "webhook" in document.get("notify", {}):
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, content, mode=0o600, like=look)
-    taken = "the daemon applies it by itself"
+    taken = "a daemon that runs applies it by itself"
     if {"mode", "service.unit"} & {*changed}:
         taken = f"the daemon applies it after a restart ({ctx.restarts_daemon})"
     hint = f"{taken}; `{shown_by}` shows it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def _command_line(payload: Mapping[str, Any]) -> Iterator[str]:
     if payload["explain"] is None:
-        argv = payload["argv"]
+        argv = [shlex.quote(word) for word in payload["argv"]]
         line = f"  {argv[0]}"
         for word in argv[1:]:
             if word.startswith("-") and not word[1:2].isdigit():

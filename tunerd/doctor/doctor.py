@@ -399,7 +399,8 @@ def _contents(ctx: Context, *folders: Path) -> list[bytes]:
 def _unwatched(ctx: Context) -> Message | None:
     if ctx.mode is Mode.LOCAL or ctx.deployed() is None or is_locked(daemon_lock(ctx)):
         return None
-    return warning("no-daemon", "tunerd's daemon is not running", f"{ctx.systemctl} start tunerd")
+    hint = f"`{ctx.systemctl} start tunerd`, or `tunerd daemon` in a terminal"
+    return warning("no-daemon", "tunerd's daemon is not running", hint)
 
 
 def _could_not(what: str, problem: TunerdError) -> Message:

@@ -796,7 +796,7 @@ def _without_times(session: Session) -> Iterator[Message]:
         n = sum(one.n_predict >= FEW_TOKENS and one.client_tok_s is None for one in usable)
         if n:
             text = f"{name}: {n} of {len(usable)} answers have no speed by the client's clock"
-            hint = "they lack `usage`, hide their reasoning, or a proxy held them back: ask the server directly"
+            hint = "they lack `usage`, hide their reasoning, came whole within 50 ms, or a proxy held them back: ask the server directly"
             yield warning("no-pace", text, hint)
 
 

@@ -192,8 +192,14 @@ def list_profiles(ctx: Context) -> ActionResult:
                 "gpu": match.get("gpu") if isinstance(match, Mapping) else None,
             }
         )
-    messages = tuple(warning("unreadable-profile", str(one)) for one in sources.unread.values())
-    return ActionResult("profiles list", {"profiles": rows}, messages)
+    messages = [warning("unreadable-profile", str(one)) for one in sources.unread.values()]
+    for name in sources.names:
+        try:
+            load_profile(ctx, name, options={})
+        except ConfigError as wrong:
+            hint = f"`tunerd profiles check {name}` says where"
+            messages.append(warning("wrong-profile", f"{name}: {wrong.message}", hint))
+    return ActionResult("profiles list", {"profiles": rows}, tuple(messages))
 
 
 def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> ActionResult:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -100,6 +101,7 @@ def test_figures_and_names_of_files_are_the_same_in_every_locale(tmp_path: Path)
 
     assert planned.returncode == 0, planned.stderr
     assert f'--model "{folder}/tiny.gguf"' in planned.stdout
+    assert f"--model {shlex.quote(f'{folder}/tiny.gguf')} \\\n" in planned.stdout, "for a shell"
 
 
 @pytest.mark.parametrize(

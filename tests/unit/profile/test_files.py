@@ -42,9 +42,10 @@ def test_what_is_broken_or_no_file_is_named_and_stands_in_nobodys_way(ctx: Conte
     for name in ("my own.toml", "loud.TOML"):
         (ctx.paths.site_profiles / name).write_text('extends = "cpu-embedded"')
     (ctx.paths.site_profiles / ".#mine.toml").symlink_to("an editor's")
+    (ctx.paths.site_profiles / "wrong.toml").write_text('[serving]\nctx_size = "a lot"')
     assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
     listed = list_profiles(ctx)
-    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 5
+    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 5 + ["wrong-profile"]
     assert any(str(stray) in m.text for m in listed.messages)
     assert check_profile(ctx, str(stray)).exit_code == 1
     for name in ("stray.toml", "my own.toml", "loud.TOML"):
