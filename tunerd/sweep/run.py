@@ -200,7 +200,6 @@ def _compare_builds(ctx: Context, builds: Builds, night: SweepRequest) -> Action
         Stranded: production does not serve afterwards.
     """
     budget_s = night.budget_s
-    demand_open(ctx, night.window)
     house = House(ctx)
     house.settle()
     prepared = _prepare_builds(ctx, builds, budget_s=budget_s)
@@ -211,6 +210,7 @@ def _compare_builds(ctx: Context, builds: Builds, night: SweepRequest) -> Action
         raise LeaseEnded(text, cause=stopped, state="nothing was touched")
     load_s = prepared.outlook.load_s or 0.0
     least_s = least_time_s(budget_s, load_s)
+    demand_open(ctx, night.window)
     deadline = deadline_of(ctx, night.window, load_s=load_s, changes_program=True)
     if deadline is not None:
         budget_s = min(budget_s, deadline.measuring_s(ctx.clock.now_s()) - _SLACK_S)
@@ -268,13 +268,13 @@ def run_sweep(
     demand_open(ctx, request.window)
     house.settle()
     prepared = prepare(ctx, request, proves=True)
-    demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
+    _demand_time(ctx, prepared)
     demand_room(prepared)
     demand_storable(ctx)
     demand_alone(ctx)
     confirm(prepared)
     with _only_sweep(ctx), EvidenceStore(ctx.paths.evidence, check=False) as store:
-        compare.demand_still(ctx, prepared.generation)
+        _demand_still(ctx, prepared)
         drop_old_requests(ctx, store)
         history = history_of(store, prepared.basis, prepared.generation.number)
         keeper = SweepKeeper.begin(ctx, store, prepared)
@@ -310,7 +310,6 @@ def run_night(
             return compared
     last = unfinished(ctx, request)
     if last is not None:
-        demand_open(ctx, request.window)
         try:
             return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True, meet=meet)
         except Outdated:
@@ -347,7 +346,6 @@ def resume_sweep(
         Outdated: what it measured is no longer what is here.
     """
     house = House(ctx)
-    house.settle()
     with EvidenceStore(ctx.paths.evidence) as store:
         sweep = find_sweep(ctx, store, number)
         if sweep.verdict is not None and sweep.run.outcome is RunOutcome.DONE:
@@ -365,6 +363,8 @@ def resume_sweep(
                 hint="`tunerd sweep run` starts another, which knows what this one found",
             )
         request = replace(asked, budget_s=left_s)
+        demand_open(ctx, request.window)
+        house.settle()
         prepared = prepare(ctx, request, proves=True, for_resume=True)
         is_same = is_start_of(ctx, sweep, prepared.generation)
         if not is_same or prepared.basis != sweep.plan.get("basis"):
@@ -373,12 +373,11 @@ def resume_sweep(
                 state="its samples are kept",
                 hint="`tunerd sweep run` starts a new one",
             )
-        demand_open(ctx, request.window)
-        demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
+        _demand_time(ctx, prepared)
         demand_alone(ctx)
         confirm(prepared)
         with _only_sweep(ctx):
-            compare.demand_still(ctx, prepared.generation)
+            _demand_still(ctx, prepared)
             if store.sweep_events(sweep.number) != own:  # by the night, say
                 raise Busy(f"sweep {sweep.number} was continued meanwhile", state="nothing was touched",
                            hint="`tunerd sweep show` says how far it is")  # fmt: skip
@@ -390,6 +389,18 @@ def resume_sweep(
             history = history_of(store, prepared.basis, serving, but=sweep.number)
             history = replace(history, samples=[*history.samples, *own])
             return _Run(ctx, prepared, keeper, history, "sweep resume", house, meet).go()
+
+
+def _demand_time(ctx: Context, prepared: PreparedSweep) -> None:
+    """As `demand_time`: the window may close while the machine or an answer is waited for, or the machine sleeps."""
+    budget_s, load_s = prepared.request.budget_s, prepared.load_s
+    demand_time(ctx, prepared.request.window, prepared.deadline, budget_s=budget_s, load_s=load_s)
+
+
+def _demand_still(ctx: Context, prepared: PreparedSweep) -> None:
+    """What serves is what it was before the question, and there is still time."""
+    compare.demand_still(ctx, prepared.generation)
+    _demand_time(ctx, prepared)
 
 
 def _only_sweep(ctx: Context) -> contextlib.AbstractContextManager[None]:

@@ -96,14 +96,20 @@ def deadline_of(
 
 
 def demand_time(
-    ctx: Context, deadline: calendar.Deadline | None, *, budget_s: float, load_s: float
+    ctx: Context,
+    text: str | None,
+    deadline: calendar.Deadline | None,
+    *,
+    budget_s: float,
+    load_s: float,
 ) -> None:
     """So much of the window is left that something can come of it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not, or the window has closed before its end was asked for.
     """
     if deadline is None:
+        demand_open(ctx, text)
         return
     left_s, least_s = deadline.measuring_s(ctx.clock.now_s()), least_time_s(budget_s, load_s)
     if left_s < least_s:

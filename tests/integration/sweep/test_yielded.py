@@ -18,7 +18,7 @@ from tests.support.fakes import AheadClock
 from tests.support.sweep_box import SweepBox, swept, upgrade
 from tests.support.waiting import LIMIT_S, until
 from tunerd.app import Context
-from tunerd.errors import Busy, DeployError
+from tunerd.errors import Busy, DeployError, UsageError
 from tunerd.machine.files import is_locked, lock
 from tunerd.machine.peers import only_one
 from tunerd.measure.evidence import RunOutcome
@@ -275,6 +275,30 @@ def test_a_sweep_that_waits_in_a_machine_that_sleeps_ends_with_its_window(box: S
     window = f"{(hour - 1) % 24:02d}:00-{(hour + 6) % 24:02d}:00"
     done = run(box, ctx, sleep, budget_s=3 * 3600.0, window=window)
     assert "not quiet" in done.payload["sentence"]
+    assert box.serves
+
+
+@pytest.mark.parametrize("sleeps_in", ["wait", "question"])
+def test_no_sweep_begins_in_a_window_that_has_closed_since_it_was_asked_for(
+    box: SweepBox, sleeps_in: str
+) -> None:
+    """It had no end to keep to, and took the server away for all of its budget; amid a day, where the machine had slept."""
+    gpu, clock = FakeGpuReader(), Asking(lambda: sleep())
+
+    def sleep() -> None:
+        gpu.show()
+        clock.by_s = 12 * 3600.0
+
+    if sleeps_in == "wait":
+        gpu.show(replace(rtx_4070_super(), throttle_reasons=("software thermal slowdown",)))
+    ctx = replace(set_to(box.box.context, sweep__timezone="UTC"), clock=clock, gpu=gpu)
+    hour, before = int(clock.now_s()) // 3600, len(box.engine.served())
+    request = SweepRequest(
+        budget_s=600.0, seed=3, window=f"{(hour - 1) % 24:02d}:00-{(hour + 6) % 24:02d}:00"
+    )
+    with pytest.raises(UsageError, match="window"):
+        run_sweep(ctx, request, confirm=lambda _: sleep())
+    assert len(box.engine.served()) == before
     assert box.serves
 
 
