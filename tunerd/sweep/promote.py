@@ -41,7 +41,7 @@ from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, kinds_of_one_token, measure_live
 from tunerd.sweep.context import LUCK
-from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
+from tunerd.sweep.plan import PreparedSweep, prepare
 from tunerd.sweep.record import (
     PROMOTED,
     TAKEN_BACK,
@@ -278,11 +278,12 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     Raises:
         UsageError: there is no winner.
         DeployError: something changed since.
+        HostError: what was asked for cannot be read.
     """
     _demand_open(sweep)
     assert sweep.verdict is not None  # noqa: S101 -- just demanded
     arm = read(Arm, sweep.verdict.details["arm"])
-    request = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
+    request = replace(sweep.request, budget_s=0.0)  # nothing is searched: no limit of it holds
     prepared = prepare(ctx, request, proves=False, for_resume=True)
     _demand_start(ctx, sweep, prepared.generation)
     with_tuned = prepared.plan_request.with_tuned

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.app import Context
-from tunerd.errors import TunerdError, UsageError
+from tunerd.errors import HostError, TunerdError, UsageError
 from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -67,6 +67,24 @@ class StoredSweep:
     def number(self) -> int:
         """Its number."""
         return self.run.number
+
+    @property
+    def request(self) -> SweepRequest:
+        """What was asked for, with its seed.
+
+        Raises:
+            HostError: that is damaged.
+        """
+        from tunerd.sweep.plan import SweepRequest
+
+        asked = read_or_none(SweepRequest, self.plan.get("request"))
+        if asked is None:
+            raise HostError(
+                f"what sweep {self.number} was to do cannot be read",
+                state="nothing was touched",
+                hint="`tunerd sweep run` starts a new one",
+            )
+        return replace(asked, seed=self.run.record.seed)
 
 
 class SweepKeeper:

@@ -153,7 +153,7 @@ def predicted_best(ctx: Context, generation: Generation) -> Best | None:
         return None
     request = request_again(generation)
     resolved = load_profile(ctx, request.profile, options=request.options)
-    shape, _ = workload_for(ctx, sweep.plan["request"].get("workload"), resolved)
+    shape, _ = workload_for(ctx, sweep.request.workload, resolved)
     requests = served_requests(ctx, sweep.run.ended_s or generation.created_s)
     then = (verdict.details.get("served") or {}).get("gain") if verdict.outcome != PROMOTE else None
     models, families = sweep.evidence["models"], sweep.plan["families"]
@@ -312,8 +312,8 @@ def run_night(
     if last is not None:
         try:
             return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True, meet=meet)
-        except Outdated:
-            ctx.say(f"sweep {last.number} cannot continue: what it measured has changed since")
+        except Outdated as problem:
+            ctx.say(problem.message)
     return replace(run_sweep(ctx, request, confirm=confirm, meet=meet), command="sweep night")
 
 
@@ -321,7 +321,15 @@ _MEASURED = "what serves, an engine, a file of the model, the driver, a power li
 
 
 class Outdated(UsageError):
-    """What a sweep measured is no longer what is here."""
+    """What a sweep measured is no longer what is here, or cannot be read."""
+
+
+def _outdated(sweep: StoredSweep, why: str) -> Outdated:
+    text, hint = (
+        f"sweep {sweep.number} cannot continue: {why}",
+        "`tunerd sweep run` starts a new one",
+    )
+    return Outdated(text, state="its samples are kept", hint=hint)
 
 
 def resume_sweep(
@@ -343,7 +351,8 @@ def resume_sweep(
 
     Raises:
         UsageError: there is none, it came to its end, or as `run_sweep`.
-        Outdated: what it measured is no longer what is here.
+        Outdated: what it measured is no longer what is here, or cannot be read.
+        HostError: nor can what was asked for.
     """
     house = House(ctx)
     with EvidenceStore(ctx.paths.evidence) as store:
@@ -353,8 +362,10 @@ def resume_sweep(
                 f"sweep {sweep.number} is finished: {sweep.verdict.sentence}",
                 hint="`tunerd sweep run` starts another, which knows what this one found",
             )
-        own = store.sweep_events(sweep.number)
-        asked = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
+        own, n_damaged = store.readable_events(sweep.number)
+        if n_damaged:  # without them it would go on from another place
+            raise _outdated(sweep, f"{counted(n_damaged, 'event')} of it cannot be read")
+        asked = sweep.request
         spent_s = sum(float(event.get("seconds") or 0.0) for event in own)
         left_s = asked.budget_s - (0.0 if has_whole_budget else spent_s)
         if left_s < _LEAST_S and left_s < asked.budget_s / 10:
@@ -368,11 +379,7 @@ def resume_sweep(
         prepared = prepare(ctx, request, proves=True, for_resume=True)
         is_same = is_start_of(ctx, sweep, prepared.generation)
         if not is_same or prepared.basis != sweep.plan.get("basis"):
-            raise Outdated(
-                f"sweep {sweep.number} cannot continue: {_MEASURED} has changed since",
-                state="its samples are kept",
-                hint="`tunerd sweep run` starts a new one",
-            )
+            raise _outdated(sweep, f"{_MEASURED} has changed since")
         _demand_time(ctx, prepared)
         demand_alone(ctx)
         confirm(prepared)

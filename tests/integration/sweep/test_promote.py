@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.measure.test_store import RUN, SAMPLE
-from tests.support.fake_gpu import FakeGpuReader
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
@@ -29,7 +29,8 @@ from tunerd.measure.store import EvidenceStore
 from tunerd.profile.files import read_tuned, remember_failure
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest, prepare
-from tunerd.sweep.promote import follow_policy, promote
+from tunerd.sweep.promote import follow_policy, preview, promote
+from tunerd.sweep.run import resume_sweep
 
 # Each test leaves the box as it found it: with drafts, and nothing tuned.
 pytestmark = pytest.mark.timeout(540)
@@ -162,6 +163,26 @@ def test_a_winner_is_not_deployed_where_it_could_not_be_kept_what_becomes_of_it(
         refused = box.call("promote", str(number), "--yes", code=1).stderr
         assert "the evidence store is damaged" in refused
     assert serving(box) == 1
+
+
+def test_a_budget_that_was_made_smaller_since_keeps_no_winner_from_being_promoted(
+    box: SweepBox,
+) -> None:
+    """It was refused for the time that it had been searched in."""
+    number = put_proposal(box.box.context)
+    found = preview(set_to(box.box.context, sweep__downtime_s=600.0), number)
+    assert "--spec-draft" in found.payload["diff"]
+
+
+def test_a_sweep_that_came_to_its_end_is_told_as_that_however_hot_the_card_is(
+    box: SweepBox,
+) -> None:
+    """After a wait, that the card was hot was all that was told."""
+    number = put_proposal(box.box.context)
+    hot = replace(rtx_4070_super(), throttle_reasons=("software thermal slowdown",))
+    ctx = replace(box.box.context, gpu=FakeGpuReader(hot))
+    with pytest.raises(UsageError, match=f"sweep {number} is finished"):
+        resume_sweep(ctx, number, confirm=lambda _: None)
 
 
 class WhoLooks(FakeGpuReader):

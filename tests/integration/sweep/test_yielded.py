@@ -15,10 +15,11 @@ from tests.support.bench_samples import sweep_event
 from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader, rtx_4070_super
 from tests.support.faked import set_to
 from tests.support.fakes import AheadClock
+from tests.support.stores import queried
 from tests.support.sweep_box import SweepBox, swept, upgrade
 from tests.support.waiting import LIMIT_S, until
 from tunerd.app import Context
-from tunerd.errors import Busy, DeployError, UsageError
+from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked, lock
 from tunerd.machine.peers import only_one
 from tunerd.measure.evidence import RunOutcome
@@ -26,7 +27,7 @@ from tunerd.measure.store import EvidenceStore
 from tunerd.result import ActionResult, Progress
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.record import history_of
-from tunerd.sweep.run import resume_sweep, run_sweep
+from tunerd.sweep.run import resume_sweep, run_night, run_sweep
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -283,12 +284,13 @@ def test_no_sweep_begins_in_a_window_that_has_closed_since_it_was_asked_for(
     box: SweepBox, sleeps_in: str
 ) -> None:
     """It had no end to keep to, and took the server away for all of its budget; amid a day, where the machine had slept."""
-    gpu, clock = FakeGpuReader(), Asking(lambda: sleep())
+    gpu = FakeGpuReader()
 
     def sleep() -> None:
         gpu.show()
         clock.by_s = 12 * 3600.0
 
+    clock = Asking(sleep)
     if sleeps_in == "wait":
         gpu.show(replace(rtx_4070_super(), throttle_reasons=("software thermal slowdown",)))
     ctx = replace(set_to(box.box.context, sweep__timezone="UTC"), clock=clock, gpu=gpu)
@@ -373,3 +375,29 @@ def test_challenges_of_a_sweep_that_goes_on_after_a_rollback_are_of_what_serves_
     with EvidenceStore(ctx.paths.evidence) as store:
         store.add_sweep_event(number, sweep_event("p", (1, 1)))
         assert history_of(store, "", now.number).n_challenges == 1
+
+
+def test_a_sweep_of_which_something_is_damaged_keeps_no_later_night_from_sweeping(
+    box: SweepBox,
+) -> None:
+    """Each night tried to go on with it, and ended with an error; what was asked was told by a traceback."""
+
+    def stop(progress: Progress) -> None:
+        if progress.text == "starting the first configuration":
+            raise Reached
+
+    ctx = replace(box.box.context, progress=stop)
+    path, numbers = ctx.paths.evidence, list[int]()
+    for damaged in ("kind = 'event'", "name = 'sweep plan'", None):
+        with pytest.raises(Reached):
+            run_night(ctx, confirm=lambda _: None, at_once=True)
+        numbers.append(box.json("sweep", "list")["sweeps"][0]["sweep"])
+        with EvidenceStore(path) as store:
+            store.add_sweep_event(numbers[-1], sweep_event("p"))
+        if damaged is not None:
+            spoil = f"UPDATE entry SET body = '{{bad' WHERE run_id = ? AND {damaged}"  # noqa: S608
+            queried(path, spoil, numbers[-1])
+            with pytest.raises(TunerdError, match=r"cannot continue|cannot be read"):
+                resume_sweep(ctx, numbers[-1], confirm=lambda _: None)
+    assert len(set(numbers)) == len(numbers)
+    assert box.serves
