@@ -317,7 +317,7 @@ def _seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
         return frozenset()
     return frozenset(
         sample.prompt_id
-        for run in store.runs(limit=_LOOK_BACK)
+        for run in store.runs(limit=_LOOK_BACK, kind="bench")
         for sample in store.samples(run.number)
         if sample.process == life
     )

@@ -481,6 +481,40 @@ class SweepRequest:
     at_least_tok_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What serves, as it would be planned again, and the workload by which it is measured.
+
+    `messages` say where that is from, and what of it was cut.
+    """
+
+    generation: Generation
+    request: PlanRequest
+    plan: Plan
+    outlook: Outlook
+    shape: WorkloadShape
+    workload: Workload
+    messages: tuple[Message, ...]
+
+
+def standing(ctx: Context, workload: str | None, *, start_after: bool = False) -> Standing:
+    """What serves; how long it would be away is not known yet.
+
+    Raises:
+        UsageError: nothing does that tunerd deployed from a profile, or there is no such workload.
+        DeployError: it would not come back by itself, or is no longer what was deployed.
+    """
+    generation = _serving(ctx)
+    if not is_locked(ctx.paths.measure_lock):
+        wait_for_dead_measurement(ctx)
+    request = request_again(generation)
+    ahead = outlook(ctx, measuring_s=0.0, start_after=start_after)
+    plan = compare.plan_side(ctx, compare.SideRequest(LIVE, request, generation))
+    shape, told = workload_for(ctx, workload, plan.resolved)
+    fits, cut = compare.fitting(shape, [compare.context_tokens(plan)])
+    return Standing(generation, request, plan, ahead, shape, fits, (told, *cut))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSweep:
     """A sweep that could begin.
@@ -537,33 +571,26 @@ def prepare(
         ConfigError: the profile's [sweep] table is wrong.
         DeployError: production would not come back by itself, or is no longer what was deployed.
     """
-    generation = _serving(ctx)
     _check_budget(ctx, request)
-    if not is_locked(ctx.paths.measure_lock):
-        wait_for_dead_measurement(ctx)
-    plan_request = request_again(generation)
-    ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
-    base_plan = compare.plan_side(ctx, compare.SideRequest(LIVE, plan_request, generation))
-    shape, told = workload_for(ctx, request.workload, base_plan.resolved)
-    workload, cut = compare.fitting(shape, [compare.context_tokens(base_plan)])
-    choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
+    found = standing(ctx, request.workload, start_after=request.start_after)
+    base_plan, workload = found.plan, found.workload
+    choice = _choice(ctx, request, found, proves=proves)
     space = choice.space
-    policy = _policy(ctx, request, generation, base_plan, choice)
-    ahead, deadline, load_s = _time_for(ctx, request, ahead, base_plan, choice)
+    ahead, deadline, load_s = _time_for(ctx, request, found, choice)
     predicted = forecast(
         workload, ahead.measuring_s, load_s=load_s, rates=rates_seen(ctx, base_plan.resolved.name),
         n_families=len(space.space.families), min_gain=ctx.settings.sweep.min_gain,
     )  # fmt: skip
     known, published_by = _published(ctx, base_plan, space, workload)
-    messages = [told, *published_by, *choice.messages, *cut]
+    messages = [*found.messages, *published_by, *choice.messages]
     if closed := why_closed(ctx, request.window):
         messages.insert(0, warning("window", closed))
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget gives it more time"))
     return PreparedSweep(
         request=request,
-        generation=generation,
-        plan_request=plan_request,
+        generation=found.generation,
+        plan_request=found.request,
         base_plan=base_plan,
         space=space,
         seen=choice.seen,
@@ -571,16 +598,16 @@ def prepare(
             name: _values_of(
                 base_plan.resolved
                 if name == base_plan.engine.name
-                else _profile_for(ctx, plan_request, build)
+                else _profile_for(ctx, found.request, build)
             )
             for name, build in choice.seen.builds.items()
             if name in _engines(space)
         },
-        shape=shape,
+        shape=found.shape,
         workload=workload,
-        policy=policy,
+        policy=_policy(ctx, request, found, choice),
         seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
-        basis=_basis(ctx, base_plan, choice, shape, request),
+        basis=_basis(ctx, request, found, choice),
         outlook=ahead,
         load_s=load_s,
         forecast=predicted,
@@ -591,34 +618,32 @@ def prepare(
     )
 
 
-def _policy(
-    ctx: Context, request: SweepRequest, generation: Generation, base_plan: Plan, choice: _Choice
-) -> Policy:
-    settings, base = ctx.settings.sweep, choice.space.base
+def _policy(ctx: Context, request: SweepRequest, found: Standing, choice: _Choice) -> Policy:
+    settings, base, plan = ctx.settings.sweep, choice.space.base, found.plan
     policy = Policy(
         min_gain=settings.min_gain,
         headroom_mib=settings.headroom_mib,
         may_change_output=settings.may_change_output,
-        context_tokens=compare.context_tokens(base_plan),
-        seeds=_seeds(ctx, request_again(generation), base, base_plan),
-        rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
+        context_tokens=compare.context_tokens(plan),
+        seeds=_seeds(ctx, found.request, base, plan),
+        rejected=tuple(failed_arms(ctx, found.request.profile, choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
-        n_slots=compare.slots(base_plan),
+        n_slots=compare.slots(plan),
     )
-    others = _imported(ctx, base_plan, base.arm, build_grid(choice.space.space, base.arm, policy))
+    others = _imported(ctx, plan, base.arm, build_grid(choice.space.space, base.arm, policy))
     return replace(policy, seeds=(*policy.seeds, *others))
 
 
 def _time_for(
-    ctx: Context, request: SweepRequest, ahead: Outlook, base_plan: Plan, choice: _Choice
+    ctx: Context, request: SweepRequest, found: Standing, choice: _Choice
 ) -> tuple[Outlook, Deadline | None, float]:
     """What lies ahead of production, when the sweep must have ended, and what a start takes [s]."""
-    load_s = ahead.load_s or _START_S + (base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
+    ahead = found.outlook
+    load_s = ahead.load_s or _START_S + (found.plan.facts.file_bytes or 0) / _DISK_BYTES_S
     engines, seen = _engines(choice.space), choice.seen.builds
     deadline = deadline_of(ctx, request.window, load_s=load_s, changes_program=len(engines) > 1)
-    left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
-    if left_s < request.budget_s:
-        ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
+    window_s = math.inf if deadline is None else deadline.measuring_s(ctx.clock.now_s())
+    ahead = replace(ahead, measuring_s=min(request.budget_s, window_s))
     used = [seen[name] for name in sorted(engines) if name in seen]
     return beside_others(ctx, ahead, used), deadline, load_s
 
@@ -634,16 +659,9 @@ class _Choice:
     power_limits_w: tuple[float, ...] = ()
 
 
-def _choice(
-    ctx: Context,
-    request: SweepRequest,
-    plan_request: PlanRequest,
-    base_plan: Plan,
-    workload: Workload,
-    *,
-    proves: bool,
-) -> _Choice:
-    resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
+def _choice(ctx: Context, request: SweepRequest, found: Standing, *, proves: bool) -> _Choice:
+    base_plan, resolved = found.plan, found.plan.resolved
+    for_context = request.at_least_tok_s is not None
     ranges = {key: values_of(key, given) for key, given in resolved.profile.sweep.items()}
     ranges |= _typed(_SPACE, ctx.settings.sweep.space) | _typed("--space", request.space)
     limits = limits_of(ctx, ranges.pop(POWER_LIMIT, ()))
@@ -652,13 +670,13 @@ def _choice(
     }
     listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
-        ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
+        ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, found.workload)
     frozen = _frozen_keys(base_plan, ranges, for_context=for_context)
     strangers = _name_engines(ctx, ranges)
     drafter = _drafter_of(ctx, base_plan, ranges)
     placements = _placements_of(ctx, base_plan, pins)
     searched = {key: values for key, values in ranges.items() if key not in frozen}
-    builds = _Builds(ctx, plan_request, base_plan, searched, drafter, proves)
+    builds = _Builds(ctx, found.request, base_plan, searched, drafter, proves)
     seen = builds.seen(placements.alternatives)
     base = _base(base_plan, resolved, placements.searched | set(ranges))
     if for_context:
@@ -917,17 +935,22 @@ def _engines(space: SpacePlan) -> set[str]:
 
 
 def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Base:
-    values = {key: setting.value for key, setting in resolved.settings.items()}
     capabilities = plan.engine.capabilities
     arm = base_arm(
         plan.engine.name,
-        values,
+        _values_of(resolved),
         has_gpu=plan.has_gpu,
         physical_cores=plan.host.cpu.physical_cores,
         default_n_max=capabilities.default_n_max if capabilities is not None else None,
         default_p_min=capabilities.default_p_min if capabilities is not None else None,
         searched=searched,
     )
+    return base_of(arm, resolved)
+
+
+def base_of(arm: Arm, resolved: Resolved) -> Base:
+    """The arm that serves, with what its profile says."""
+    values = _values_of(resolved)
     current = values.get(TYPE) or OFF
     return Base(arm, values, {spec_of(current): current})
 
@@ -1035,10 +1058,9 @@ def _for_context(space: SpacePlan) -> SpacePlan:
 _MEASURED_KEYS = {"model", "serving", "speculation", "memory", "environment", "extra_args"}
 
 
-def _basis(
-    ctx: Context, plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequest
-) -> str:
+def _basis(ctx: Context, request: SweepRequest, found: Standing, choice: _Choice) -> str:
     """A hash over what samples depend on beside the arm."""
+    plan = found.plan
     values = {
         key: setting.value
         for key, setting in plan.resolved.settings.items()
@@ -1061,7 +1083,7 @@ def _basis(
             "gpus": [(gpu.name, gpu.total_mib, gpu.own_limit_w) for gpu in plan.host.gpus or ()],
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
-            "workload": shape.sha256,
+            "workload": found.shape.sha256,
             **({"draft": choice.drafter.files} if choice.drafter.files else {}),
             # Its arms differ in context, of which the laws of a search for speed know nothing.
             **({} if request.at_least_tok_s is None else {"goal": "context"}),

@@ -41,7 +41,7 @@ from tunerd.records import plain, read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, kinds_of_one_token, measure_live
 from tunerd.sweep.context import LUCK
-from tunerd.sweep.plan import PreparedSweep, prepare
+from tunerd.sweep.plan import Standing, base_of, standing
 from tunerd.sweep.record import (
     PROMOTED,
     TAKEN_BACK,
@@ -67,9 +67,11 @@ _NOT_ITS_FAULT = {
 @dataclass(frozen=True, slots=True)
 class _Proposal:
     sweep: StoredSweep
-    prepared: PreparedSweep
+    standing: Standing
+    incumbent: Arm
     arm: Arm
     values: Mapping[str, Any]
+    engine_sha256: str | None = None
 
 
 def promote(
@@ -134,7 +136,7 @@ def _deployed(ctx: Context, proposal: _Proposal, done: ActionResult) -> ActionRe
     payload: dict[str, Any] = {
         **done.payload,
         "sweep": proposal.sweep.number,
-        "changes": changed(proposal.arm, proposal.prepared.base.arm),
+        "changes": changed(proposal.arm, proposal.incumbent),
         "tuned": dict(proposal.values),
         "measured_again": _UNTRIED.to_json(),
     }
@@ -179,8 +181,8 @@ def preview(ctx: Context, number: int | None) -> ActionResult:
 
 
 def _request_of(proposal: _Proposal) -> PlanRequest:
-    resolved = proposal.prepared.plan_request
-    return PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
+    served = proposal.standing.request
+    return PlanRequest(served.profile, served.options, tuned=nest(dict(proposal.values)))
 
 
 def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:
@@ -244,15 +246,14 @@ def _leave_out(ctx: Context, proposal: _Proposal) -> None:
         return
     cause = newest.ending.cause
     if cause is not None and cause not in _NOT_ITS_FAULT:
-        identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
-        profile = proposal.prepared.plan_request.profile
-        remember_failure(ctx, profile, proposal.arm, identity, f"{cause}: {newest.ending.detail}")
+        why, identity = f"{cause}: {newest.ending.detail}", proposal.engine_sha256
+        remember_failure(ctx, proposal.standing.request.profile, proposal.arm, identity, why)
 
 
 def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> None:
     """Make it the tuned layer and the decision."""
     write_tuned(ctx, replace(_record(ctx, proposal, verdict), generation=generation))
-    forget_failure(ctx, proposal.prepared.plan_request.profile, proposal.arm)
+    forget_failure(ctx, proposal.standing.request.profile, proposal.arm)
     keep_decision(ctx, proposal.sweep.number,
            {"what": PROMOTED, "generation": generation, "text": verdict.text})  # fmt: skip
 
@@ -283,22 +284,23 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     _demand_open(sweep)
     assert sweep.verdict is not None  # noqa: S101 -- just demanded
     arm = read(Arm, sweep.verdict.details["arm"])
-    request = replace(sweep.request, budget_s=0.0)  # nothing is searched: no limit of it holds
-    prepared = prepare(ctx, request, proves=False, for_resume=True)
-    _demand_start(ctx, sweep, prepared.generation)
-    with_tuned = prepared.plan_request.with_tuned
-    before = read_tuned(ctx, prepared.plan_request.profile) if with_tuned else None
+    found = standing(ctx, sweep.request.workload)
+    _demand_start(ctx, sweep, found.generation)
+    incumbent = read(Arm, sweep.plan["incumbent"])
+    before = read_tuned(ctx, found.request.profile) if found.request.with_tuned else None
     known = dict(before.values) if before is not None else {}
-    values = known | changes(arm, prepared.base)
+    values = known | changes(arm, base_of(incumbent, found.plan.resolved))
     # What only an earlier promotion placed goes back to fit by being named no more.
     values = {
         key: value
         for key, value in values.items()
         if value != LEFT_TO_FIT or key not in PLACEMENT_KEYS
     }
-    proposal = _Proposal(sweep, prepared, arm, values)
-    _demand_valid(ctx, proposal, make_plan(ctx, _request_of(proposal)))
-    return proposal
+    proposal = _Proposal(sweep, found, incumbent, arm, values)
+    made = make_plan(ctx, _request_of(proposal))
+    _demand_valid(ctx, proposal, made)
+    identity = made.engine.identity
+    return replace(proposal, engine_sha256=None if identity is None else identity.sha256)
 
 
 def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> None:
@@ -401,7 +403,7 @@ def _demand_still(ctx: Context, generation: int) -> None:
 
 def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     ctx.say("measuring once more in service")
-    workload = proposal.prepared.workload
+    workload, seed = proposal.standing.workload, proposal.sweep.run.record.seed or 0
     since = ctx.services.state(ctx.unit)
     evidence = proposal.sweep.evidence or {}
     before, after = expected_turns(evidence, workload) or (None, None)
@@ -412,7 +414,7 @@ def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
             may_repeat = kinds_of_one_token(store.readable_events(proposal.sweep.number)[0])
     versus = "before" if wanted is None else f"and at {wanted:g} tok/s it would take"
     try:
-        live = measure_live(ctx, workload, proposal.prepared.seed + 1, may_repeat=may_repeat)
+        live = measure_live(ctx, workload, seed + 1, may_repeat=may_repeat)
     except BenchError as error:
         problem = error.cause or error.message
         return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, since))
@@ -444,7 +446,7 @@ def _take_back(
     Raises:
         _Overtaken: somebody has deployed something else meanwhile.
     """
-    number, profile = proposal.sweep.number, proposal.prepared.plan_request.profile
+    number, profile = proposal.sweep.number, proposal.standing.request.profile
     backup = payload["backup"]
     generation = int(payload["generation"])
     back = rollback(ctx, to=backup, drain=False, tuned=_record(ctx, proposal, verdict),
@@ -453,9 +455,8 @@ def _take_back(
         warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
                 f"`tunerd sweep show {number}`")
     )  # fmt: skip
-    identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
     try:
-        after_failure(ctx, profile, number, proposal.arm, identity, verdict.text)
+        after_failure(ctx, profile, number, proposal.arm, proposal.engine_sha256, verdict.text)
     except TunerdError as problem:  # it is taken back all the same
         text = f"the tuned layer may still be in force: {problem.words}"
         messages.append(warning("unfinished", text, "`tunerd apply --untuned` leaves it out"))
@@ -464,20 +465,19 @@ def _take_back(
 
 
 def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
-    prepared, sweep = proposal.prepared, proposal.sweep
-    plan = prepared.base_plan
+    found, sweep, plan = proposal.standing, proposal.sweep, proposal.standing.plan
     return TunedRecord(
-        profile=prepared.plan_request.profile,
+        profile=found.request.profile,
         values=dict(proposal.values),
         sweep=sweep.number,
         promoted_s=ctx.clock.now_s(),
         sentence=sweep.verdict.sentence if sweep.verdict is not None else "",
         engine=proposal.arm.engine,
-        engine_sha256=prepared.seen.identities.get(proposal.arm.engine),
+        engine_sha256=proposal.engine_sha256,
         model_sha256=plan.facts.identity.sha256,
         driver_version=plan.host.driver_version,
         gpu_names=tuple(gpu.name for gpu in plan.host.gpus or ()),
-        workload=prepared.shape.name,
+        workload=found.shape.name,
         measured_again=verdict.to_json(),
         arm=plain(proposal.arm),
     )

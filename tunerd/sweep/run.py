@@ -400,8 +400,8 @@ def resume_sweep(
 
 def _demand_time(ctx: Context, prepared: PreparedSweep) -> None:
     """As `demand_time`: the window may close while the machine or an answer is waited for, or the machine sleeps."""
-    budget_s, load_s = prepared.request.budget_s, prepared.load_s
-    demand_time(ctx, prepared.request.window, prepared.deadline, budget_s=budget_s, load_s=load_s)
+    least_s = least_time_s(prepared.request.budget_s, prepared.load_s)
+    demand_time(ctx, prepared.request.window, prepared.deadline, least_s)
 
 
 def _demand_still(ctx: Context, prepared: PreparedSweep) -> None:
@@ -736,7 +736,6 @@ class _Run:
 
 _STOP_S = 1800.0
 _UNIT_POLL_S = 1.0
-_START_S = 120.0
 
 
 def start_sweep(
@@ -830,9 +829,8 @@ def sweep_status(ctx: Context) -> ActionResult:
     with reading(ctx) as store:
         newest = sweeps(ctx, store, limit=1) if store is not None else ()
         events = store.sweep_events(newest[0].number) if store is not None and newest else ()
-    # Between two leases of one sweep nothing is measured.
-    is_open = any(one.run.outcome is None for one in newest) and bool(events)
-    is_under_way = _is_up(ctx) or is_locked(ctx.paths.sweep_lock)
+    # Between two leases of one sweep nothing is measured; one that was cut has no end either, and no lock.
+    is_open = is_locked(ctx.paths.sweep_lock) and any(one.run.outcome is None for one in newest)
     payload = {
         "unit": SWEEP_UNIT if job is None else job_unit(job),
         "unit_state": ctx.services.state(SWEEP_UNIT).active_state if job is None else "active",
@@ -841,7 +839,7 @@ def sweep_status(ctx: Context) -> ActionResult:
         "until_s": None if record is None else record.until_s,
         "left_s": None if record is None else record.left_s(ctx.clock.now_s()),
         "last": _last(newest[0], events) if newest else None,
-        "waits": newest[0].number if number is None and is_open and is_under_way else None,
+        "waits": newest[0].number if number is None and is_open and events else None,
     }
     return ActionResult("sweep status", payload)
 
@@ -852,9 +850,8 @@ def watch_sweep(ctx: Context) -> Iterator[str]:
     Raises:
         UsageError: none is under way.
     """
-    end_s = ctx.clock.monotonic_s() + _START_S
     seen, number = 0, running_sweep(ctx)
-    while number is None and _is_up(ctx) and ctx.clock.monotonic_s() < end_s:
+    while number is None and _is_up(ctx):  # builds that nobody tried yet are tried first
         ctx.clock.sleep(_UNIT_POLL_S)
         number = running_sweep(ctx)
     if number is None:

@@ -96,12 +96,7 @@ def deadline_of(
 
 
 def demand_time(
-    ctx: Context,
-    text: str | None,
-    deadline: calendar.Deadline | None,
-    *,
-    budget_s: float,
-    load_s: float,
+    ctx: Context, text: str | None, deadline: calendar.Deadline | None, least_s: float
 ) -> None:
     """So much of the window is left that something can come of it.
 
@@ -111,7 +106,7 @@ def demand_time(
     if deadline is None:
         demand_open(ctx, text)
         return
-    left_s, least_s = deadline.measuring_s(ctx.clock.now_s()), least_time_s(budget_s, load_s)
+    left_s = deadline.measuring_s(ctx.clock.now_s())
     if left_s < least_s:
         raise UsageError(
             f"too little is left of the window {deadline.text}",

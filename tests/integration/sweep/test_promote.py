@@ -165,13 +165,14 @@ def test_a_winner_is_not_deployed_where_it_could_not_be_kept_what_becomes_of_it(
     assert serving(box) == 1
 
 
-def test_a_budget_that_was_made_smaller_since_keeps_no_winner_from_being_promoted(
+def test_what_the_settings_say_of_sweeps_by_now_keeps_no_winner_from_being_promoted(
     box: SweepBox,
 ) -> None:
-    """It was refused for the time that it had been searched in."""
+    """It was refused for its sweep's budget, or for a limit that only root may search."""
     number = put_proposal(box.box.context)
-    found = preview(set_to(box.box.context, sweep__downtime_s=600.0), number)
-    assert "--spec-draft" in found.payload["diff"]
+    space = ("gpu.power_limit_w=100",)
+    ctx = set_to(box.box.context, sweep__downtime_s=600.0, sweep__space=space)
+    assert "--spec-draft" in preview(ctx, number).payload["diff"]
 
 
 def test_a_sweep_that_came_to_its_end_is_told_as_that_however_hot_the_card_is(

@@ -11,16 +11,20 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step, fused_services
+from tests.support.bench_samples import sweep_event
 from tests.support.faked import set_to
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box, codes
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
-from tunerd.errors import Busy, ServiceError
+from tunerd.errors import Busy, ServiceError, UsageError
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import Files, lock
+from tunerd.measure.evidence import RunRecord
+from tunerd.measure.store import EvidenceStore
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock
+from tunerd.sweep.run import sweep_status, watch_sweep
 from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule, skip_tonight
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
@@ -336,6 +340,25 @@ def test_a_sweep_in_a_unit_of_its_own_or_in_a_terminal_is_the_sweep_of_that_nigh
         "the window is open, and somebody already sweeps: no other night begins"
     ]
     assert not ctx.services.state(SWEEP_UNIT).is_active
+
+
+def test_a_night_that_is_getting_ready_is_not_taken_for_the_sweep_that_a_power_cut_ended(
+    tmp_path: Path,
+) -> None:
+    """That one was said to wait for the card; and `sweep watch` said after two minutes that no sweep is under way."""
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    began_s = ctx.clock.now_s()
+    record = RunRecord(kind="sweep", suites=("workload",), started_s=began_s, target="a box")
+    with EvidenceStore(ctx.paths.evidence) as store:
+        number = store.add_run(record)
+        store.add_sweep_event(number, sweep_event("p"))
+    ctx.services.start(SWEEP_UNIT)
+    assert sweep_status(ctx).payload["waits"] is None
+    with lock(ctx.paths.sweep_lock, purpose="sweep", since="now"):
+        assert sweep_status(ctx).payload["waits"] == number
+    with pytest.raises(UsageError, match="no sweep is under way"):
+        list(watch_sweep(ctx))
+    assert ctx.clock.now_s() >= began_s + 3600
 
 
 def test_what_is_skipped_while_a_night_does_not_begin_stays_skipped(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tunerd.production.lease import hold
 from tunerd.profile.arm import Arm, Preempted, read
 from tunerd.settings import SweepSettings
 from tunerd.sweep.box import House, LeaseBox, Quiet, answer_of, crowd, heat
-from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
+from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_time_s
 from tunerd.units.manager import PORT_LIMIT_S
 from tunerd.words import MiB
 
@@ -329,8 +329,8 @@ def test_too_little_of_a_window_is_refused_before_anything_stops(world: World) -
     assert deadline is not None
     assert deadline.measuring_s(ctx.clock.now_s()) < 600 - 120 - 30
     with pytest.raises(UsageError, match="too little is left"):
-        demand_time(ctx, "01:00-09:00", deadline, budget_s=7200.0, load_s=120.0)
-    demand_time(ctx, "01:00-09:00", deadline, budget_s=7200.0, load_s=10.0)
+        demand_time(ctx, "01:00-09:00", deadline, least_time_s(7200.0, 120.0))
+    demand_time(ctx, "01:00-09:00", deadline, least_time_s(7200.0, 10.0))
 
 
 @pytest.mark.parametrize(
