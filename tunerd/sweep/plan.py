@@ -481,7 +481,7 @@ class SweepRequest:
     at_least_tok_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """What serves, as it would be planned again, and the workload by which it is measured.
 
@@ -489,8 +489,8 @@ class Standing:
     """
 
     generation: Generation
-    request: PlanRequest
-    plan: Plan
+    plan_request: PlanRequest
+    base_plan: Plan
     outlook: Outlook
     shape: WorkloadShape
     workload: Workload
@@ -512,11 +512,14 @@ def standing(ctx: Context, workload: str | None, *, start_after: bool = False) -
     plan = compare.plan_side(ctx, compare.SideRequest(LIVE, request, generation))
     shape, told = workload_for(ctx, workload, plan.resolved)
     fits, cut = compare.fitting(shape, [compare.context_tokens(plan)])
-    return Standing(generation, request, plan, ahead, shape, fits, (told, *cut))
+    return Standing(
+        generation=generation, plan_request=request, base_plan=plan, outlook=ahead, shape=shape,
+        workload=fits, messages=(told, *cut),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedSweep:
+class PreparedSweep(Standing):
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
@@ -525,21 +528,14 @@ class PreparedSweep:
     """
 
     request: SweepRequest
-    generation: Generation
-    plan_request: PlanRequest
-    base_plan: Plan
     space: SpacePlan
     seen: Seen
     wanted: Mapping[str, Mapping[str, Any]]
-    shape: WorkloadShape
-    workload: Workload
     policy: Policy
     seed: int
     basis: str
-    outlook: Outlook
     load_s: float
     forecast: Forecast
-    messages: tuple[Message, ...]
     deadline: Deadline | None = None
     power_limits_w: tuple[float, ...] = ()
     known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
@@ -573,7 +569,7 @@ def prepare(
     """
     _check_budget(ctx, request)
     found = standing(ctx, request.workload, start_after=request.start_after)
-    base_plan, workload = found.plan, found.workload
+    base_plan, workload = found.base_plan, found.workload
     choice = _choice(ctx, request, found, proves=proves)
     space = choice.space
     ahead, deadline, load_s = _time_for(ctx, request, found, choice)
@@ -590,7 +586,7 @@ def prepare(
     return PreparedSweep(
         request=request,
         generation=found.generation,
-        plan_request=found.request,
+        plan_request=found.plan_request,
         base_plan=base_plan,
         space=space,
         seen=choice.seen,
@@ -598,7 +594,7 @@ def prepare(
             name: _values_of(
                 base_plan.resolved
                 if name == base_plan.engine.name
-                else _profile_for(ctx, found.request, build)
+                else _profile_for(ctx, found.plan_request, build)
             )
             for name, build in choice.seen.builds.items()
             if name in _engines(space)
@@ -619,14 +615,14 @@ def prepare(
 
 
 def _policy(ctx: Context, request: SweepRequest, found: Standing, choice: _Choice) -> Policy:
-    settings, base, plan = ctx.settings.sweep, choice.space.base, found.plan
+    settings, base, plan = ctx.settings.sweep, choice.space.base, found.base_plan
     policy = Policy(
         min_gain=settings.min_gain,
         headroom_mib=settings.headroom_mib,
         may_change_output=settings.may_change_output,
         context_tokens=compare.context_tokens(plan),
-        seeds=_seeds(ctx, found.request, base, plan),
-        rejected=tuple(failed_arms(ctx, found.request.profile, choice.seen.identities)),
+        seeds=_seeds(ctx, found.plan_request, base, plan),
+        rejected=tuple(failed_arms(ctx, found.plan_request.profile, choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
         n_slots=compare.slots(plan),
     )
@@ -639,7 +635,7 @@ def _time_for(
 ) -> tuple[Outlook, Deadline | None, float]:
     """What lies ahead of production, when the sweep must have ended, and what a start takes [s]."""
     ahead = found.outlook
-    load_s = ahead.load_s or _START_S + (found.plan.facts.file_bytes or 0) / _DISK_BYTES_S
+    load_s = ahead.load_s or _START_S + (found.base_plan.facts.file_bytes or 0) / _DISK_BYTES_S
     engines, seen = _engines(choice.space), choice.seen.builds
     deadline = deadline_of(ctx, request.window, load_s=load_s, changes_program=len(engines) > 1)
     window_s = math.inf if deadline is None else deadline.measuring_s(ctx.clock.now_s())
@@ -660,7 +656,7 @@ class _Choice:
 
 
 def _choice(ctx: Context, request: SweepRequest, found: Standing, *, proves: bool) -> _Choice:
-    base_plan, resolved = found.plan, found.plan.resolved
+    base_plan, resolved = found.base_plan, found.base_plan.resolved
     for_context = request.at_least_tok_s is not None
     ranges = {key: values_of(key, given) for key, given in resolved.profile.sweep.items()}
     ranges |= _typed(_SPACE, ctx.settings.sweep.space) | _typed("--space", request.space)
@@ -676,7 +672,7 @@ def _choice(ctx: Context, request: SweepRequest, found: Standing, *, proves: boo
     drafter = _drafter_of(ctx, base_plan, ranges)
     placements = _placements_of(ctx, base_plan, pins)
     searched = {key: values for key, values in ranges.items() if key not in frozen}
-    builds = _Builds(ctx, found.request, base_plan, searched, drafter, proves)
+    builds = _Builds(ctx, found.plan_request, base_plan, searched, drafter, proves)
     seen = builds.seen(placements.alternatives)
     base = _base(base_plan, resolved, placements.searched | set(ranges))
     if for_context:
@@ -1060,7 +1056,7 @@ _MEASURED_KEYS = {"model", "serving", "speculation", "memory", "environment", "e
 
 def _basis(ctx: Context, request: SweepRequest, found: Standing, choice: _Choice) -> str:
     """A hash over what samples depend on beside the arm."""
-    plan = found.plan
+    plan = found.base_plan
     values = {
         key: setting.value
         for key, setting in plan.resolved.settings.items()

@@ -71,7 +71,8 @@ class _Proposal:
     incumbent: Arm
     arm: Arm
     values: Mapping[str, Any]
-    engine_sha256: str | None = None
+    request: PlanRequest
+    engine_sha256: str | None
 
 
 def promote(
@@ -108,7 +109,6 @@ def promote(
     with reading(ctx) as store:
         sweep = find_sweep(ctx, store, number)
     proposal = _proposal(ctx, sweep)
-    request = _request_of(proposal)
 
     def confirm_still(made: Plan) -> None:
         # What a person was shown may be replaced while it is read.
@@ -119,7 +119,7 @@ def promote(
     tuned = _record(ctx, proposal, _UNTRIED)
     try:
         done = apply(
-            ctx, request, drain=drain, confirm=confirm_still, ask=ask, reason="promote",
+            ctx, proposal.request, drain=drain, confirm=confirm_still, ask=ask, reason="promote",
             probation=with_probation, tuned=tuned,
         )  # fmt: skip
     except (RolledBack, Stranded):
@@ -177,12 +177,7 @@ def preview(ctx: Context, number: int | None) -> ActionResult:
     except UsageError as none:
         told = note("nothing", none.words, none.hint)
         return ActionResult("promote", {"nothing": none.words, "diff": ""}, (told,), 1)
-    return plan(ctx, _request_of(proposal))
-
-
-def _request_of(proposal: _Proposal) -> PlanRequest:
-    served = proposal.standing.request
-    return PlanRequest(served.profile, served.options, tuned=nest(dict(proposal.values)))
+    return plan(ctx, proposal.request)
 
 
 def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:
@@ -247,13 +242,13 @@ def _leave_out(ctx: Context, proposal: _Proposal) -> None:
     cause = newest.ending.cause
     if cause is not None and cause not in _NOT_ITS_FAULT:
         why, identity = f"{cause}: {newest.ending.detail}", proposal.engine_sha256
-        remember_failure(ctx, proposal.standing.request.profile, proposal.arm, identity, why)
+        remember_failure(ctx, proposal.standing.plan_request.profile, proposal.arm, identity, why)
 
 
 def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> None:
     """Make it the tuned layer and the decision."""
     write_tuned(ctx, replace(_record(ctx, proposal, verdict), generation=generation))
-    forget_failure(ctx, proposal.standing.request.profile, proposal.arm)
+    forget_failure(ctx, proposal.standing.plan_request.profile, proposal.arm)
     keep_decision(ctx, proposal.sweep.number,
            {"what": PROMOTED, "generation": generation, "text": verdict.text})  # fmt: skip
 
@@ -287,20 +282,22 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     found = standing(ctx, sweep.request.workload)
     _demand_start(ctx, sweep, found.generation)
     incumbent = read(Arm, sweep.plan["incumbent"])
-    before = read_tuned(ctx, found.request.profile) if found.request.with_tuned else None
+    before = read_tuned(ctx, found.plan_request.profile) if found.plan_request.with_tuned else None
     known = dict(before.values) if before is not None else {}
-    values = known | changes(arm, base_of(incumbent, found.plan.resolved))
+    values = known | changes(arm, base_of(incumbent, found.base_plan.resolved))
     # What only an earlier promotion placed goes back to fit by being named no more.
     values = {
         key: value
         for key, value in values.items()
         if value != LEFT_TO_FIT or key not in PLACEMENT_KEYS
     }
-    proposal = _Proposal(sweep, found, incumbent, arm, values)
-    made = make_plan(ctx, _request_of(proposal))
+    served = found.plan_request
+    request = PlanRequest(served.profile, served.options, tuned=nest(values))
+    made = make_plan(ctx, request)
+    identity = None if made.engine.identity is None else made.engine.identity.sha256
+    proposal = _Proposal(sweep, found, incumbent, arm, values, request, identity)
     _demand_valid(ctx, proposal, made)
-    identity = made.engine.identity
-    return replace(proposal, engine_sha256=None if identity is None else identity.sha256)
+    return proposal
 
 
 def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> None:
@@ -446,7 +443,7 @@ def _take_back(
     Raises:
         _Overtaken: somebody has deployed something else meanwhile.
     """
-    number, profile = proposal.sweep.number, proposal.standing.request.profile
+    number, profile = proposal.sweep.number, proposal.standing.plan_request.profile
     backup = payload["backup"]
     generation = int(payload["generation"])
     back = rollback(ctx, to=backup, drain=False, tuned=_record(ctx, proposal, verdict),
@@ -465,9 +462,9 @@ def _take_back(
 
 
 def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
-    found, sweep, plan = proposal.standing, proposal.sweep, proposal.standing.plan
+    found, sweep, plan = proposal.standing, proposal.sweep, proposal.standing.base_plan
     return TunedRecord(
-        profile=found.request.profile,
+        profile=found.plan_request.profile,
         values=dict(proposal.values),
         sweep=sweep.number,
         promoted_s=ctx.clock.now_s(),
