@@ -41,7 +41,6 @@ _LOAD_SLACK = 1.2
 _REQUEST_SLACK = 1.3
 _WARM_UP_S = 5.0
 _RECENT = 8  # starts, or blocks, by which the next is judged
-_LEAST_PACE, _MOST_PACE = 0.3, 10.0
 # Kept free at the end, whatever is planned; less of a night that is short itself.
 _END_S = 20.0
 _END_RATIO = 0.05
@@ -118,7 +117,6 @@ class Night:
         self._longest_failure_s = 0.0
         self._unseen_load_s: float = getattr(self.box, "expected_load_s", None) or _LOAD_S
         self._booted: set[Arm] = set()
-        self._asked: list[tuple[Arm, float, bool]] = []
         self._prompt_tok_s: list[float] = []
         self._decode_tok_s: list[float] = []
 
@@ -145,6 +143,9 @@ class Night:
 
     def request_s(self, arm: Arm, request: Request) -> float:
         """Time that a request may take: what the laws say, else the slowest rates seen."""
+        if request.is_warm and (arm.engine, False) in self.broken_caches:  # it reads all of it
+            new_tokens = request.cached_tokens + request.new_tokens
+            request = replace(request, cached_tokens=0, new_tokens=new_tokens)
         expected = self.learner.request_ms(arm, request)
         if expected is not None:
             return _REQUEST_SLACK * expected / 1000 + 0.5
@@ -193,7 +194,8 @@ class Night:
 
     def usual_process_s(self, arm: Arm) -> float:
         """What one of a verdict will take, as far as one can tell: for several, whose delays do not all come together."""
-        return self.usual_start_s(arm) + self.pace(arm) * self._asked_s(arm, exact=True)
+        asked_s = self.prefix_s(arm, exact=True) + self.block_s(arm, exact=True)
+        return self.usual_start_s(arm) + asked_s / _REQUEST_SLACK
 
     def start_s(self, arm: Arm) -> float:
         """Time that a start and its warm-up may take."""
@@ -215,27 +217,6 @@ class Night:
         """Time that filling the context may take."""
         n_slots = self.learner.observations.n_slots
         return n_slots * self.request_s(arm, Request("", "", 0, self.learner.context, 1, n_slots))
-
-    def _asked_s(self, arm: Arm, *, exact: bool) -> float:
-        """Of a process's first block, without anything to spare."""
-        asked_s = self.prefix_s(arm, exact=exact) + self.block_s(arm, exact=exact)
-        return asked_s / _REQUEST_SLACK
-
-    def pace(self, arm: Arm) -> float:
-        """What blocks took against what is expected of them: prefixes may be one, or read anew each time.
-
-        Its own where it was asked any, since larger batches have another pace; else that of the newest.
-        """
-        own = [one for one in self._asked if one[0] == arm.canonical()]
-        told = own or self._asked[-_RECENT:]
-        taken = sum(seconds for _, seconds, _ in told)
-        expected = sum(self._asked_s(asked, exact=exact) for asked, _, exact in told)
-        pace = taken / max(expected, 1e-3) if told else 1.0
-        return min(max(pace, _LEAST_PACE), _MOST_PACE)
-
-    def note_block(self, arm: Arm, seconds: float, *, exact: bool) -> None:
-        """What the first block of a process took, its prefixes included."""
-        self._asked.append((arm.canonical(), seconds, exact))
 
     def require(self, seconds: float) -> None:
         """Goes on only if so much time is left.
@@ -306,25 +287,11 @@ class Night:
         while self.tag in taken:  # the same seed as before: its texts and processes have names
             self.tag = self._new_tag()
         self.learner.add(known)
-        disturbed = set[tuple[str, str]]()
         for sample in known:
             if sample.event == BOOT and not sample.failure:
                 self._loads[sample.arm.engine].append(sample.seconds)
             self._note_taken(sample)
             self._note_steps(sample)
-            if not sample.is_earlier:
-                self._recall_cache(sample, disturbed)
-
-    def _recall_cache(self, sample: Sample, disturbed: set[tuple[str, str]]) -> None:
-        """That an engine finds no prefix, as `Server.block` saw it: it was cold again, and nothing disturbed it."""
-        request, reading = sample.request, sample.reading
-        if request is None or reading is None or not sample.block:
-            return
-        name = sample.process, request.prompt_id.removesuffix(observations.AGAIN)
-        disturbed |= {name} if reading.n_void else set()
-        is_second = request.prompt_id.endswith(observations.AGAIN)
-        if is_second and name not in disturbed and observations.is_cold(request, reading):
-            self.broken_caches.add((sample.arm.engine, request.concurrency > 1))
 
     def booted(self, arm: Arm, boot: Boot, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
@@ -512,20 +479,18 @@ class Server:
         night = self._night
         if block is None:  # neighbours share most of theirs, none repeats one
             block = night.block(f"s{self.number // _SHARE_BLOCKS + self._n_blocks}")
-        is_first = not self._n_blocks
-        before_s = night.prefix_s(self.arm, exact=exact) if is_first else 0.0
+        before_s = 0.0 if self._n_blocks else night.prefix_s(self.arm, exact=exact)
         self._n_blocks += 1
         # A verdict was planned by what its sides usually take; of other starts nobody knows so well.
-        pace = 1.0 if pair is None else night.pace(self.arm)
-        slack = 1.0 if pair is None else pace / _REQUEST_SLACK
+        slack = 1.0 if pair is None else 1.0 / _REQUEST_SLACK
         night.require(slack * (before_s + night.block_s(self.arm, exact=exact)))
-        begin, found = night.now_s, dict[int, Reading]()
+        found = dict[int, Reading]()
         for text in block.order:
             one = night.workload.classes[text]
             name = observations.prompt_name(block.name, text)
             request = night.request(self.arm, one, name, exact=exact)
             # Those before may have taken longer.
-            night.require(pace * night.usual_request_s(self.arm, request))
+            night.require(night.usual_request_s(self.arm, request))
             asked_s = night.now_s
             reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
             is_known = self._cache_of(request) in night.broken_caches
@@ -552,8 +517,6 @@ class Server:
             self.in_parts.discard(text)
             if request.cached_tokens != one.cached_tokens:
                 self.in_parts.add(text)
-        if is_first:
-            night.note_block(self.arm, night.now_s - begin, exact=exact)
         return found
 
     def _cache_of(self, request: Request) -> tuple[str, bool]:

@@ -199,21 +199,6 @@ def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing(here: Scen
     assert "time ran out" in outcome.evidence.reasons[0]
 
 
-def test_what_others_took_against_what_was_expected_says_nothing_of_an_arm_that_was_asked_itself(
-    here: Scene,
-) -> None:
-    """The pairs of a night were thought to take a quarter less than they did, and no time was left for the last."""
-    one = here.one
-    search = begun_search(one, GrowingBox(one.card, QUIET))
-    search.measure(one.incumbent, "incumbent")
-    before_s = search.night.usual_process_s(one.incumbent)
-    other = replace(one.incumbent, ubatch=2 * one.incumbent.ubatch)
-    for _ in range(9):
-        search.night.note_block(other, 1.0, exact=True)
-    assert search.night.usual_process_s(one.incumbent) == before_s
-    assert search.night.usual_process_s(replace(other, fit_mib=2048)) < before_s
-
-
 def test_a_proof_of_a_speed_takes_the_time_of_its_starts_and_not_of_another_side(
     here: Scene,
 ) -> None:

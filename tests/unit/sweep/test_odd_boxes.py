@@ -480,24 +480,20 @@ def forgets(engine: str) -> Asked:
 
 
 @pytest.mark.parametrize("n_void", [0, 1])
-def test_a_night_that_goes_on_knows_which_engine_finds_no_prefix_in_peace_and_which_tells_its_steps(
+def test_an_engine_that_was_not_disturbed_and_finds_no_prefix_is_known_until_the_night_is_cut(
     n_void: int,
 ) -> None:
+    """One that goes on finds out anew, and knows which engines tell their steps."""
     one = task("12G", "agent", None)
     box = Odd(one.card, QUIET, asked=forgets("mainline"),
               answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
     first = begun_search(one, box).night
     Server(first, one.incumbent, "explore").block()
-    kept = [plain(each) for each in first.samples]
+    assert first.broken_caches == (set() if n_void else {("mainline", False)})
     again = begun_search(one, Odd(one.card, QUIET)).night
-    again.recall(as_samples(kept))
-    assert (
-        again.broken_caches == first.broken_caches == (set() if n_void else {("mainline", False)})
-    )
+    again.recall(as_samples(plain(each) for each in first.samples))
+    assert not again.broken_caches
     assert again.tells_steps("mainline")
-    later = begun_search(one, Odd(one.card, QUIET)).night
-    later.recall(as_samples({**each, "is_earlier": True} for each in kept))
-    assert not later.broken_caches, "another sweep looks for itself"
 
 
 @pytest.mark.parametrize(("others", "while_searching", "proving"), [
