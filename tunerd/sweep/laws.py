@@ -653,7 +653,6 @@ class MemoryLaw:
     covariance: Array
     is_binding: bool
     n_processes: int
-    jitter_mib: float
 
     def free_mib(self, arm: Arm, share: float = 1.0) -> tuple[float, float]:
         """VRAM left free at a share of the context, and its standard error [MiB]."""
@@ -673,19 +672,6 @@ class MemoryLaw:
             return arm.fit_mib + short
         return 0.0 if short <= 0 else math.inf
 
-    def to_json(self) -> dict[str, object]:
-        """Numbers for the evidence."""
-        names = ("h0_mib", "h1_mib_per_draft", "h2_mib", "growth_mib", "growth_ubatch_mib",
-                 "cache_mib", "experts_mib")  # fmt: skip
-        errors = np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
-        return {
-            **{name: round(float(value), 1) for name, value in zip(names, self.mean, strict=True)},
-            "errors_mib": [round(float(value), 1) for value in errors],
-            "is_binding": self.is_binding,
-            "n_processes": self.n_processes,
-            "jitter_mib": round(self.jitter_mib, 1),
-        }
-
 
 def fit_memory(
     seen: Sequence[Free], relative: MemoryLaw | None = None, jitter_mib: float = JITTER_MIB
@@ -702,7 +688,7 @@ def fit_memory(
     if not is_binding:
         seen = _where_all_fitted(seen)
     if not seen:
-        return MemoryLaw(mean, np.diag(spread**2), is_binding, 0, jitter_mib)
+        return MemoryLaw(mean, np.diag(spread**2), is_binding, 0)
     terms, used, noise = _rows(seen, jitter_mib, is_binding=is_binding)
     processes = [row.process for row in seen]
     precision = np.diag(1.0 / spread**2)
@@ -710,7 +696,7 @@ def fit_memory(
     normal = precision + terms.T @ weighted[:, :-1]
     covariance = np.asarray(np.linalg.inv(normal), float)
     posterior = covariance @ (precision @ mean + terms.T @ weighted[:, -1])
-    return MemoryLaw(posterior, covariance, is_binding, len(set(processes)), jitter_mib)
+    return MemoryLaw(posterior, covariance, is_binding, len(set(processes)))
 
 
 def _rows(

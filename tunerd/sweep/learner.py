@@ -272,7 +272,6 @@ class Learner:
         self._counts: dict[Arm, set[str]] = {}
         self._levels = Levels(())
         self._jitter = 30.0
-        self._placed: dict[tuple[FamilyKey, Extra], tuple[int, laws.MemoryLaw]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Files samples; beliefs follow when they are asked for."""
@@ -338,12 +337,7 @@ class Learner:
             return model.memory
         if shape is None:
             return laws.fit_memory((), self._memory_relative(arm.family), self._jitter)
-        key = arm.family, shape
-        kept = self._placed.get(key)
-        if kept is None or kept[0] != self.version:
-            law = self._placed_law(arm.family, shape, self._memory_relative(*key))
-            kept = self._placed[key] = self.version, law
-        return kept[1]
+        return self._placed_law(arm.family, shape, self._memory_relative(arm.family, shape))
 
     def _placed_law(
         self, family: FamilyKey, shape: Extra, relative: laws.MemoryLaw | None = None
@@ -556,7 +550,7 @@ class Learner:
 
 
 def _model_json(model: FamilyModel) -> dict[str, object]:
-    found: dict[str, object] = {"memory": model.memory.to_json()}
+    found: dict[str, object] = {}
     if model.acceptance is not None:
         parameters = [round(float(value), 4) for value in model.acceptance.parameters]
         found["acceptance"] = {"parameters": parameters}
