@@ -767,15 +767,13 @@ class Search:
 
 
 _STEPS = 4
-# A smaller margin is worth another start if it is predicted to save so much (log ratio).
-_FINALIST_WORTH = 0.003
 _STEP_UP_MIB = 256.0
 _TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MarginStep:
-    """One step of the bisection: a margin, and the VRAM that was left with the context full."""
+    """A margin, and the VRAM that was left with the context full."""
 
     fit_mib: int
     free_mib: float | None
@@ -783,16 +781,13 @@ class MarginStep:
 
 
 class Finalist:
-    """Bisects the margin of one arm on processes started exactly as they would be deployed.
+    """Finds the margin of one arm on processes started exactly as they would be deployed.
 
-    A smaller margin is never slower until it fails, so that MiB decide and not noisy times: what is
-    left over the wanted headroom comes off the margin; a step that fails goes half way back.
+    MiB decide and not noisy times: what is missing of the wanted headroom goes on top of the margin.
     """
 
-    def __init__(self, search: Search, spare_s: Callable[[], float]) -> None:
-        """`spare_s` says how much of the night the proof will not need."""
+    def __init__(self, search: Search) -> None:
         self._search, self._limits, self._night = search, search.limits, search.night
-        self._spare_s = spare_s
         self.steps: list[MarginStep] = []
 
     def prepare(self, leader: Arm) -> Arm | None:
@@ -802,33 +797,26 @@ class Finalist:
             TimeUp: The night has no time for it.
         """
         family = self._search.grid.of(leader)
-        arm, good, tried, failures = leader, None, set[int](), 0
+        arm, failures = leader, 0
         for _ in range(_STEPS + _TRIES):
-            tried.add(arm.fit_mib)
-            try:
-                step = self._try(arm)
-            except TimeUp:
-                if good is None:
-                    raise
-                break
+            step = self._try(arm)
             self.steps.append(step)
             if step.failure and step.failure != "oom":
                 failures += 1
                 if failures >= _TRIES:
                     self._limits.reject(leader, f"failed with its final margin: {step.failure}")
-                    return good
+                    return None
                 continue
             if self._is_broken(arm):
                 return None
             if not step.failure and self._is_enough(arm, step):
-                good = arm
-            following = None if family is None else self._next(arm, step, good, family)
-            if following is None or following in tried or len(self.steps) >= _STEPS:
+                return arm
+            larger = None if family is None else self._larger(arm, step, family)
+            if larger is None or larger <= arm.fit_mib or len(self.steps) >= _STEPS:
                 break
-            arm = arm.with_margin(following)
-        if good is None:
-            self._limits.reject(arm, "its context could not be filled with enough room to spare")
-        return good
+            arm = arm.with_margin(larger)
+        self._limits.reject(arm, "its context could not be filled with enough room to spare")
+        return None
 
     def _try(self, arm: Arm) -> MarginStep:
         night = self._night
@@ -882,35 +870,12 @@ class Finalist:
             return not self._limits.knows_memory
         return self._limits.has_room(arm)
 
-    def _next(self, arm: Arm, step: MarginStep, good: Arm | None, family: FamilyGrid) -> int | None:
-        """Margin to try next; None to stop."""
-        if arm.is_placed:
+    def _larger(self, arm: Arm, step: MarginStep, family: FamilyGrid) -> int | None:
+        """Margin to try next; None where no other helps, or nobody knows by how much."""
+        if arm.is_placed or (step.free_mib is None and not step.failure):
             return None
-        if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(arm, step)):
-            if good is not None:  # half way back, where there is time
-                if not self._is_time(arm):
-                    return None
-                middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
-                return middle if middle is not None and middle < good.fit_mib else None
-            short = _STEP_UP_MIB if step.free_mib is None else self._limits.short_mib(arm)
-            if step.free_mib is not None and step.free_mib < NEARLY_NONE_MIB:
-                short = max(short, _STEP_UP_MIB)
-            larger = family.margin_at_least(arm.fit_mib + max(short, 1.0))
-            return max(family.fit_mib[-1], arm.fit_mib) if larger is None else larger
-        if step.free_mib is None or not self._search.learner.memory_of(arm).is_binding:
-            return None
-        # Loads differ by a third of the headroom, and a challenge that one of its starts leaves short is lost: of 24 nights
-        # of 2 h of 16G chat of the second world one or two, with a gain of 36 and 52 %.
-        spare = step.free_mib - self._limits.target_mib - self._limits.headroom_mib / 3
-        lower = family.margin_at_least(arm.fit_mib - spare)
-        is_worth_it = lower is not None and self._saves(arm, lower) >= _FINALIST_WORTH
-        if lower is None or lower >= arm.fit_mib or not is_worth_it or not self._is_time(arm):
-            return None
-        return lower
-
-    def _is_time(self, arm: Arm) -> bool:
-        return self._night.usual_start_s(arm) + self._night.fill_s(arm) < self._spare_s()
-
-    def _saves(self, arm: Arm, margin: int) -> float:
-        log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])
-        return float(log_turn[0] - log_turn[1])
+        short = _STEP_UP_MIB if step.free_mib is None else self._limits.short_mib(arm)
+        if step.free_mib is not None and step.free_mib < NEARLY_NONE_MIB:
+            short = max(short, _STEP_UP_MIB)
+        larger = family.margin_at_least(arm.fit_mib + max(short, 1.0))
+        return family.fit_mib[-1] if larger is None else larger

@@ -404,7 +404,7 @@ def test_a_margin_that_left_too_little_grows_by_so_much_that_an_unlucky_load_has
         return {**answer, "vram_free_min_mib": life.arm.fit_mib - 400 + box.n_odd}
 
     one, search = searching(margins=margins, starts=starts, answers=answers)
-    finalist = Finalist(search, lambda: 0.0)
+    finalist = Finalist(search)
     found = finalist.prepare(replace(faster(one), fit_mib=512))
     assert [(step.fit_mib, step.free_mib) for step in finalist.steps] == steps
     assert found is not None
@@ -423,7 +423,7 @@ def test_a_context_that_took_all_there_was_is_filled_again_with_a_larger_margin(
         return {**answer, "vram_free_min_mib": max(life.arm.fit_mib - 700.0, 0.0)}
 
     one, search = searching(margins=tuple(range(0, 4097, 64)), starts=starts, answers=answers)
-    found = Finalist(search, lambda: 0.0).prepare(replace(faster(one), fit_mib=512))
+    found = Finalist(search).prepare(replace(faster(one), fit_mib=512))
     assert found is not None
     assert found.fit_mib >= 700 + search.limits.headroom_mib
 
@@ -739,7 +739,7 @@ def test_the_context_of_a_finalist_that_is_known_to_break_tool_calls_is_not_fill
     search.learner.refresh()
     search.learn_usual_tools()
 
-    assert Finalist(search, lambda: 0.0).prepare(arm) is None
+    assert Finalist(search).prepare(arm) is None
     assert [row for row in search.night.samples if row.purpose == "fill"] == []
 
 

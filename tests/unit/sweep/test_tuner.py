@@ -346,13 +346,6 @@ def test_a_gain_that_pairs_do_not_prove_in_their_most_is_no_challenge_after_a_wi
     assert least_proved(0.01, 1, 0.05) == math.inf
 
 
-def test_no_smaller_margin_is_tried_in_time_that_the_proof_needs() -> None:
-    """Three were, with five minutes each, and of half an hour no pair was left."""
-    outcome = night_of_slow_fills("12G", "agent", 0.5, 0.02)
-    assert len(finalists(outcome)) == 1
-    assert outcome.verdict == "promote"
-
-
 def test_a_context_that_takes_ten_minutes_to_fill_leaves_two_fifths_of_the_night_for_the_search() -> (
     None
 ):
