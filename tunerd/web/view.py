@@ -309,9 +309,9 @@ def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def came_to(result: Mapping[str, Any]) -> str:
-    """What a job did, in a sentence; empty where its result has none."""
+    """What a job did, in a sentence; empty where its result has none, as with the file that `emit` writes."""
     said = (result.get(key) for key in ("summary", "text", "sentence"))
-    return next((one for one in said if isinstance(one, str)), "")
+    return next((one for one in said if isinstance(one, str) and "\n" not in one), "")
 
 
 def flags_table(origins: Sequence[Sequence[str]]) -> Table:

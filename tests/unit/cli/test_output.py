@@ -93,9 +93,9 @@ def test_what_somebody_pasted_is_not_told_in_whole_and_what_may_be_copied_is(
 
 def test_a_list_of_jobs_says_what_each_came_to() -> None:
     results = {"apply": {"summary": "it serves"}, "recover": {"text": "it was undone"}, "sweep run": {"sentence": "no winner"},
-               "bench": {"error": {"message": "it fails"}}, "decline": None}  # fmt: skip
+               "bench": {"error": {"message": "it fails"}}, "decline": None, "emit": {"text": "#!/bin/sh\nexec a\n"}}  # fmt: skip
     rows = [{"job": 1, "asked_s": 0.0, "asked_by": "alice", "kind": kind, "state": "done", "progress": None,
              "result": result} for kind, result in results.items()]  # fmt: skip
     _, *lines = render_jobs({"jobs": rows})
     said = [line.partition("done")[2].strip() for line in lines]
-    assert said == ["it serves", "it was undone", "no winner", "it fails", ""]
+    assert said == ["it serves", "it was undone", "no winner", "it fails", "", ""]
