@@ -41,7 +41,7 @@ def test_what_is_told_until_the_first_profile_serves_is_the_golden_text(tmp_path
     (tmp_path / "notes.txt").write_text("no weights")
     for name, key in (
         ("mine", f'model.path = "{tmp_path}/mine.gguf"'),
-        ("old", 'engine.prefer = ["ik"]'),
+        ("old", 'engine.prefer = ["gone"]'),
     ):
         box.configure(f'extends = "cpu-embedded"\n{key}\n', f"profiles/{name}.toml")
 
