@@ -77,6 +77,17 @@ class Flag:
         """One by one, files without the scale that may stand behind them."""
         return [one for word in self.words[1:] for one in words_behind(self.words[0], word)]
 
+    def led(self, where: Callable[[str], str]) -> Flag:
+        """With each of its values as `where` has it; a scale stays behind its file."""
+
+        def led(word: str) -> str:
+            names = words_behind(self.words[0], word)
+            parts = word.split(",") if names[1:] else [word]
+            pairs = zip(names, parts, strict=True)
+            return ",".join(where(name) + part.removeprefix(name) for name, part in pairs)
+
+        return replace(self, words=(self.words[0], *map(led, self.words[1:])))
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -352,18 +363,12 @@ def _inside(server: Server, flags: Sequence[Flag]) -> list[Flag]:
     mounts, paths = _mounts(server), {server.api_key_file: _KEY_INSIDE}
     for word, (folder, below) in server.folders.items():
         paths[word] = posixpath.normpath(posixpath.join(mounts[folder], below))
-
-    def moved(word: str, names: Sequence[str]) -> str:
-        parts = word.split(",") if names[1:] else [word]
-        pairs = zip(names, parts, strict=True)
-        return ",".join(paths.get(name, name) + part.removeprefix(name) for name, part in pairs)
-
+    kept = (one for one in flags if one.name not in {"--host", "--port"})
     return [
-        *(replace(one, words=tuple(moved(word, words_behind(one.words[0], word)) for word in one.words))
-          for one in flags if one.name not in {"--host", "--port"}),
+        *(one.led(lambda word: paths.get(word, word)) for one in kept),
         Flag(("--host", "0.0.0.0"), "the container"),  # noqa: S104 -- what is published says host
         Flag(("--port", str(server.port)), "what is published below"),
-    ]  # fmt: skip
+    ]
 
 
 def _mounts(server: Server) -> dict[str, str]:

@@ -107,10 +107,7 @@ def _server(
     n_program = len(argv) - len(unit.arguments)
     folder = parse_unit(unit.text or "").value("Service", "WorkingDirectory") or "/"
     found = partial(_from_the_root, unit, folder.removeprefix("-"))
-    flags = tuple(
-        replace(one, words=(one.words[0], *map(found, one.words[1:])))
-        for one in flags_of(argv[n_program:], origins)
-    )
+    flags = tuple(one.led(found) for one in flags_of(argv[n_program:], origins))
     key = None if serving.api_key_file is None else found(serving.api_key_file)
     unsaid = sorted(one for one in unit.file_environment if not one.startswith(_OF_ENGINES))
     aliases = tuple(part.strip() for part in (serving.alias or "").split(",") if part.strip())

@@ -125,7 +125,7 @@ def test_what_serves_is_written_nothing_is_replaced_unasked_and_no_variable_of_a
         key, lora = box.model.with_name("keys.txt"), box.model.with_name("lora.gguf")
         key.write_text("sk-secret\n")
         lora.touch()
-        words = f"{box.model.name} --api-key-file keys.txt --lora-scaled {lora}:0.5,{lora}:2"
+        words = f"{box.model.name} --api-key-file keys.txt --lora-scaled {lora}:0.5,{lora.name}:2"
         text = unit.read_text().replace(str(box.model), words)
         text = text.replace("Type=", f"EnvironmentFile={box.box.folder}/of-root\nType=")
         unit.write_text(re.sub("WorkingDirectory=.*", f"WorkingDirectory={box.model.parent}", text))
