@@ -116,16 +116,18 @@ def card(make: Callable[[str], Card]) -> Card:
     return make("one")
 
 
-@pytest.mark.parametrize("ends", [None, KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("watts", "ends"), [(OTHER_W, None), (OTHER_W, KeyboardInterrupt()), (OWN_W, None)]
+)
 def test_a_limit_holds_for_the_body_alone_and_what_it_was_is_on_record_meanwhile(
-    card: Card, ends: BaseException | None
+    card: Card, watts: float, ends: BaseException | None
 ) -> None:
     ctx = card.context()
 
-    with contextlib.suppress(KeyboardInterrupt), power_limit(ctx, ID, UNIT, OTHER_W):
-        assert card.limit_w == OTHER_W
+    with contextlib.suppress(KeyboardInterrupt), power_limit(ctx, ID, UNIT, watts):
+        assert card.limit_w == watts
         record = ctx.files.read_json(ctx.paths.power)
-        assert (record["before_w"], record["given_w"], record["lease"]) == (OWN_W, OTHER_W, ID)
+        assert (record["before_w"], record["given_w"], record["lease"]) == (OWN_W, watts, ID)
         if ends is not None:
             raise ends
 
