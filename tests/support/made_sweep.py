@@ -19,7 +19,7 @@ from tunerd.measure.answer import ClientTimes, Sample, Timings
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.target import arm_record
-from tunerd.profile.arm import Arm, Boot, Box, Policy, Request, Space
+from tunerd.profile.arm import OFF, Arm, Boot, Box, Policy, Request, Space
 from tunerd.profile.arm import Sample as SweepSample
 from tunerd.sweep.known import Study
 from tunerd.sweep.learner import Learner
@@ -158,7 +158,7 @@ def _request(sample: SweepSample) -> Sample:
 
 @dataclass
 class DraftingCosts:
-    """A box on which nothing that is drafted is right, so that drafting makes a server slower.
+    """A box on which nothing that is drafted is right, so that drafting, but for one kind, makes a server slower.
 
     It tells times of its own, with some noise in them, and serves whatever it is started with.
     """
@@ -167,6 +167,7 @@ class DraftingCosts:
     token_ms: float = 2.5
     drafted_token_ms: float = 5.0
     per_request: Collection[str] = ()
+    fast: str = OFF
     _now_s: float = 0.0
     _arm: Arm | None = None
     _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
@@ -190,7 +191,7 @@ class DraftingCosts:
         assert running is not None
         factor = float(np.exp(self._rng.normal(0.0, 0.01)))
         n, n_prompt = request.n_predict, request.cached_tokens + request.new_tokens
-        each_ms = self.drafted_token_ms if running.drafts else self.token_ms
+        each_ms = self.token_ms if running.spec == self.fast else self.drafted_token_ms
         prompt_ms, predicted_ms = 0.05 * n_prompt * factor, each_ms * n * factor
         self._now_s += (prompt_ms + predicted_ms) / 1000
         answer = {"cache_n": 0, "prompt_n": n_prompt, "prompt_ms": prompt_ms, "predicted_n": n,
@@ -202,16 +203,16 @@ class DraftingCosts:
 
 def put_proposal(
     ctx: Context, *, token_ms: float = 2.5, is_proved: bool = True, variables: Mapping[str, str] | None = None,
-    **fingerprint: Any,
+    fast: str = OFF, **fingerprint: Any,
 ) -> int:  # fmt: skip
-    """Store a sweep of what serves that proves it faster without drafts; its number.
+    """Store a sweep of what serves that proves it faster without drafts, or with this kind of them; its number.
 
     The engine that serves must be one for which that is so, for a promotion measures it again. One that
     needs so long for a token was measured; `variables` and `fingerprint` say under which other conditions.
     """
     prepared = prepare(ctx, SweepRequest(budget_s=2 * _HOUR_S, seed=3), proves=False)
     costs = (token_ms, 2 * token_ms) if is_proved else (2 * token_ms, token_ms)
-    box = DraftingCosts(prepared.policy.context_tokens or 1024, *costs)
+    box = DraftingCosts(prepared.policy.context_tokens or 1024, *costs, fast=fast)
     incumbent = prepared.base.arm
     outcome = tune(
         box, prepared.space.space, prepared.workload, incumbent, 2 * _HOUR_S,

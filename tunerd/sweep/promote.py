@@ -16,15 +16,18 @@ from tunerd.engine.serving import demand_unedited, environment_with, stands
 from tunerd.errors import (
     BenchError,
     DeployError,
+    HostError,
     Interrupted,
     RolledBack,
     Stranded,
     TunerdError,
     UsageError,
 )
+from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import demand_storable, reading
 from tunerd.measure.target import NoAnswer
+from tunerd.measure.trust import stages_of
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan, make_plan, plan
 from tunerd.production.rollback import rollback
@@ -37,7 +40,7 @@ from tunerd.profile.files import (
     write_tuned,
 )
 from tunerd.profile.schema import nest
-from tunerd.records import plain, read
+from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, expected_turns, kinds_of_one_token, measure_live
 from tunerd.sweep.context import LUCK
@@ -50,7 +53,7 @@ from tunerd.sweep.record import (
     find_sweep,
     keep_decision,
 )
-from tunerd.sweep.space import changed, changes
+from tunerd.sweep.space import changed, changes, spec_of
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UnitState
 
@@ -274,17 +277,22 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     Raises:
         UsageError: there is no winner.
         DeployError: something changed since.
-        HostError: what was asked for cannot be read.
+        HostError: what was asked for, or proved, cannot be read.
     """
     _demand_open(sweep)
     assert sweep.verdict is not None  # noqa: S101 -- just demanded
-    arm = read(Arm, sweep.verdict.details["arm"])
-    found = standing(ctx, sweep.request.workload)
+    asked, arm = sweep.request, _arm_of(sweep, sweep.verdict.details.get("arm"))
+    incumbent = _arm_of(sweep, sweep.plan.get("incumbent"))
+    found = standing(ctx, asked.workload)
     _demand_start(ctx, sweep, found.generation)
-    incumbent = read(Arm, sweep.plan["incumbent"])
     before = read_tuned(ctx, found.plan_request.profile) if found.plan_request.with_tuned else None
     known = dict(before.values) if before is not None else {}
-    values = known | changes(arm, base_of(incumbent, found.base_plan.resolved))
+    base = base_of(incumbent, found.base_plan.resolved)
+    # An arm says `ngram`, whichever of these it was measured with.
+    kind = ",".join(kind for kind, _ in stages_of(_conditions(sweep, arm).argv or ()))
+    values = known | changes(
+        arm, replace(base, spec_types={**base.spec_types, spec_of(kind): kind})
+    )
     # What only an earlier promotion placed goes back to fit by being named no more.
     values = {
         key: value
@@ -298,6 +306,21 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     proposal = _Proposal(sweep, found, incumbent, arm, values, request, identity)
     _demand_valid(ctx, proposal, made)
     return proposal
+
+
+def _arm_of(sweep: StoredSweep, kept: Any) -> Arm:
+    arm = read_or_none(Arm, kept)
+    if arm is None:
+        text = f"what sweep {sweep.number} proved cannot be read"
+        raise HostError(text, state="nothing was touched", hint="`tunerd sweep run`")
+    return arm
+
+
+def _conditions(sweep: StoredSweep, arm: Arm) -> ArmRecord:
+    record = sweep.run.record.arm(str(arm))
+    if record is None:
+        raise DeployError(f"sweep {sweep.number} did not record the conditions of {arm}")
+    return record
 
 
 def _demand_start(ctx: Context, sweep: StoredSweep, now: Generation | None) -> None:
@@ -323,9 +346,7 @@ def is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
 def _demand_valid(ctx: Context, proposal: _Proposal, made: Plan) -> None:
     """What would be deployed is what was measured, and under the conditions of then."""
     sweep, arm = proposal.sweep, proposal.arm
-    record = sweep.run.record.arm(str(arm))
-    if record is None:
-        raise DeployError(f"sweep {sweep.number} did not record the conditions of {arm}")
+    record = _conditions(sweep, arm)
     argv, variables = made.command.argv, environment_with(ctx, made.unit_text)
     now = replace(record, argv=argv, environment=variables)
     found = StalenessCheck(ctx).of(now, sweep.run.record)

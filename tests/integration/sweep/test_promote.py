@@ -129,6 +129,31 @@ def test_what_nobody_measured_is_not_deployed_in_the_name_of_a_winner(
     assert serving(box) == 1
 
 
+def test_a_winner_that_drafts_by_n_grams_is_deployed_with_the_kind_that_was_measured(
+    box: SweepBox,
+) -> None:
+    """An arm says `ngram`, which is no type of a profile."""
+    ctx = box.box.context
+    path = ctx.paths.config_dir / "profiles" / "night.toml"
+    with put_back(path) as before:
+        path.write_bytes(before + b'"speculation.type" = ["off", "mtp", "ngram-mod"]\n')
+        number = put_proposal(ctx, fast="ngram")
+        assert "--spec-type ngram-mod" in preview(ctx, number).payload["diff"]
+
+
+@pytest.mark.parametrize("incumbent", [None, {"engine": "fake"}])
+def test_a_sweep_that_cannot_say_what_served_is_refused_in_words(
+    box: SweepBox, incumbent: object
+) -> None:
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        (plan,) = store.summaries(number, names=("sweep plan",))
+        figures = {**plan.figures, "incumbent": incumbent}
+        store.add_summary(number, replace(plan, figures=figures))
+    assert "cannot be read" in box.call("promote", str(number), "--yes", code=1).stderr
+
+
 def test_a_unit_that_was_edited_by_hand_is_neither_swept_nor_replaced_by_a_winner(
     box: SweepBox,
 ) -> None:
