@@ -200,6 +200,7 @@ def _compare_builds(ctx: Context, builds: Builds, night: SweepRequest) -> Action
         Stranded: production does not serve afterwards.
     """
     budget_s = night.budget_s
+    demand_open(ctx, night.window)
     house = House(ctx)
     house.settle()
     prepared = _prepare_builds(ctx, builds, budget_s=budget_s)
@@ -210,7 +211,7 @@ def _compare_builds(ctx: Context, builds: Builds, night: SweepRequest) -> Action
         raise LeaseEnded(text, cause=stopped, state="nothing was touched")
     load_s = prepared.outlook.load_s or 0.0
     least_s = least_time_s(budget_s, load_s)
-    demand_open(ctx, night.window)
+    demand_open(ctx, night.window)  # it may have closed meanwhile
     deadline = deadline_of(ctx, night.window, load_s=load_s, changes_program=True)
     if deadline is not None:
         budget_s = min(budget_s, deadline.measuring_s(ctx.clock.now_s()) - _SLACK_S)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tests.support.faked import set_to
 from tests.support.sweep_box import SweepBox, swept, upgrade
 from tests.support.waiting import until
-from tunerd.sweep.run import due_comparison
+from tunerd.app import Context
+from tunerd.errors import UsageError
+from tunerd.sweep.run import due_comparison, run_night
 
 SETTINGS = """
 [sweep]
@@ -26,6 +31,16 @@ def settings(box: SweepBox, upgrade: str) -> None:
     path.write_text(
         text + SETTINGS.format(upgrade=upgrade) + "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n"
     )
+
+
+def closed_by_day(ctx: Context) -> None:
+    """Nobody waits for a hot card, and tries builds, to be told that the window is closed."""
+    hot = FakeGpuReader(replace(rtx_4070_super(), throttle_reasons=("software thermal slowdown",)))
+    hour = int(ctx.clock.now_s()) // 3600
+    window = f"{(hour + 6) % 24:02d}:00-{(hour + 8) % 24:02d}:00"
+    by_day = replace(set_to(ctx, sweep__timezone="UTC", sweep__window=window), gpu=hot)
+    with pytest.raises(UsageError, match="is closed"):
+        run_night(by_day, confirm=lambda _: None)
 
 
 @pytest.fixture
@@ -60,6 +75,7 @@ def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once(
     assert box.serves
     box.box.context.services.restart(box.box.context.unit)
     until(lambda: box.serves, "it serves on the build that stands")
+    closed_by_day(box.box.context)
 
     night = box.json("sweep", "night", "--yes")
 
