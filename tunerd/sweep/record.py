@@ -396,7 +396,7 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         sweep = find_sweep(ctx, store, number)
         assert store is not None  # noqa: S101 -- it was found there
         page = _last(store, sweep.number, (PAGE,)).get(PAGE)  # there is none before its end
-        page = page or page_of(store.sweep_events(sweep.number), sweep.evidence or {})
+        page = page or page_of(store.readable_events(sweep.number)[0], sweep.evidence or {})
     return ActionResult("sweep show", _sweep_json(ctx, sweep, page), dropped_message(sweep.run))
 
 

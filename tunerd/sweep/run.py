@@ -829,7 +829,7 @@ def sweep_status(ctx: Context) -> ActionResult:
     record = None if number is None else read_measurement(ctx)
     with reading(ctx) as store:
         newest = sweeps(ctx, store, limit=1) if store is not None else ()
-        events = store.sweep_events(newest[0].number) if store is not None and newest else ()
+        events = store.readable_events(newest[0].number)[0] if store and newest else ()
     # Between two leases of one sweep nothing is measured; one that was cut has no end either, and no lock.
     is_open = is_locked(ctx.paths.sweep_lock) and any(one.run.outcome is None for one in newest)
     payload = {

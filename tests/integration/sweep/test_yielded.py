@@ -397,6 +397,8 @@ def test_a_sweep_of_which_something_is_damaged_keeps_no_later_night_from_sweepin
         if damaged is not None:
             spoil = f"UPDATE entry SET body = '{{bad' WHERE run_id = ? AND {damaged}"  # noqa: S608
             queried(path, spoil, numbers[-1])
+            box.json("sweep", "status")
+            box.json("sweep", "show")
             with pytest.raises(TunerdError, match=r"cannot continue|cannot be read"):
                 resume_sweep(ctx, numbers[-1], confirm=lambda _: None)
     assert len(set(numbers)) == len(numbers)
