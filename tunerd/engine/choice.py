@@ -15,6 +15,7 @@ from tunerd.engine import builds
 from tunerd.engine.capabilities import Engine, Found, OffloadDevice
 from tunerd.engine.flags import (
     ENGINE_VARIABLES,
+    KINDS_WITH_DRAFT_FILE,
     CommandLine,
     RenderContext,
     drafts_with_probability,
@@ -360,12 +361,14 @@ def _try(
     unseen = None if has_gpu or host.awaits_reboot else next(iter(host.gpus or ()), None)
     if unseen is not None and resolved.profile.match.gpu not in {None, "none"}:
         return f"it sees no device to offload to, but {unseen.name} is here (`tunerd doctor` may say why)"
+    paths = dict(_paths(ctx, resolved))
     context = RenderContext(
         program=str(engine.program),
         model_path=str(model_path),
         has_gpu=has_gpu,
         physical_cores=host.cpu.physical_cores,
-        paths=dict(_paths(ctx, resolved)),
+        paths=paths,
+        drafts_alone=has_weights and _drafts_alone(ctx, resolved, model_path, paths),
         subcommand=engine.subcommand,
     )
     command = render(resolved, engine.capabilities, context)
@@ -384,6 +387,18 @@ def _paths(ctx: Context, resolved: Resolved) -> Iterator[tuple[str, str]]:
         yield "speculation.draft_model", str(locate(ctx, draft, resolved, repo))
     if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
         yield "serving.api_key_file", CREDENTIAL_PATH
+
+
+def _drafts_alone(ctx: Context, resolved: Resolved, model: Path, paths: Mapping[str, str]) -> bool:
+    """Whether MTP drafts with the model's own block, and the draft model that is named is for another kind.
+
+    A promotion of MTP over a draft model leaves its file named, and so does a profile that names one to be tried.
+    """
+    kinds, draft = resolved.profile.speculation.kinds, paths.get("speculation.draft_model")
+    if draft is None or "mtp" not in kinds or kinds & KINDS_WITH_DRAFT_FILE:
+        return False
+    facts = builds.read_facts(ctx, model)
+    return facts.has_mtp and not builds.read_facts(ctx, Path(draft)).drafts_by_mtp(facts)
 
 
 def _laid_over(ctx: Context) -> dict[str, str]:

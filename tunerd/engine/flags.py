@@ -625,7 +625,7 @@ class RenderContext:
     """What a command line takes from the machine.
 
     `paths` are files and folders found for keys that name them (`model.path` has its own field);
-    `physical_cores` is None when unknown.
+    `physical_cores` is None when unknown; `drafts_alone` where the draft model that is named is not asked for.
     """
 
     program: str
@@ -634,6 +634,7 @@ class RenderContext:
     physical_cores: int | None
     paths: Mapping[str, str] = field(default_factory=dict)
     subcommand: tuple[str, ...] = ()
+    drafts_alone: bool = False
 
     def substitute(self, key: str, value: object) -> object | None:
         """The value as this machine has it: files by their path, `physical` as a number.
@@ -968,8 +969,9 @@ class _Renderer:
                 yield from self.row(row)
             yield from self.adaptive()
         on_gpu = DRAFT_GPU_FLAGS if self.context.has_gpu else ()
+        has_file = wanted.draft_model is not None and not self.context.drafts_alone
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
-            if draft_row.key not in _OF_DRAFT_FILE or wanted.draft_model is not None:
+            if draft_row.key not in _OF_DRAFT_FILE or has_file:
                 yield from self.row(draft_row)
 
     def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:

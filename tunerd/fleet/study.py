@@ -19,7 +19,6 @@ from tunerd.errors import TunerdError
 from tunerd.fleet.shared import Database, box_id, opened, told
 from tunerd.model.files import ModelFiles
 from tunerd.profile.arm import DRAFT_MODEL, Arm
-from tunerd.profile.schema import LEAVE_TO_ENGINE
 from tunerd.records import plain, read, read_or_none
 from tunerd.sweep.known import Law, Study, Told, known_of
 from tunerd.sweep.plan import PreparedSweep
@@ -93,7 +92,7 @@ def drafts_of(ctx: Context, prepared: PreparedSweep) -> dict[str, str]:
     named = {value for extra in extras for key, value in extra if key == DRAFT_MODEL}
     named.add(plan.resolved.profile.speculation.draft_model)
     models, found = ModelFiles(ctx.paths.cache_dir, ctx.files), {}
-    for name in map(str, named - {None, LEAVE_TO_ENGINE}):
+    for name in (str(one) for one in named if one is not None):
         try:
             facts = models.read_facts(locate(ctx, name, plan.resolved))
             found[name] = facts.identity.same_sha256

@@ -268,6 +268,10 @@ class ModelFacts:
         """Whether it can draft for itself, or for another where it is no model; `mtp_problem` says why not where it claims to."""
         return self.n_nextn > 0 and self.mtp_problem is None
 
+    def drafts_by_mtp(self, target: ModelFacts) -> bool:
+        """Whether MTP can draft for that model with the block in this file."""
+        return self.has_mtp and (self.no_model is not None or self.n_embd == target.n_embd)
+
     @property
     def is_moe(self) -> bool:
         """Whether it has experts."""

@@ -15,11 +15,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import engines_meant, files_of, find_engines
 from tunerd.engine.capabilities import Effect, Engine, FitStyle, laws_of
 from tunerd.engine.choice import PlanRequest, draft_facts, locate, request_again
-from tunerd.engine.flags import (
-    KINDS_WITH_DRAFT_FILE,
-    KINDS_WITH_PROBABILITY,
-    USUAL_MARGIN_MIB,
-)
+from tunerd.engine.flags import KINDS_WITH_DRAFT_FILE, USUAL_MARGIN_MIB
 from tunerd.engine.flags import by_hand as keys_by_hand
 from tunerd.engine.serving import file_environment_of, specifiers_of, unit_with
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
@@ -50,14 +46,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import (
-    LEAVE_TO_ENGINE,
-    POWER_LIMIT,
-    Range,
-    all_keys,
-    values_of,
-    wrong_values,
-)
+from tunerd.profile.schema import POWER_LIMIT, Range, all_keys, values_of, wrong_values
 from tunerd.profile.workload import Workload, WorkloadShape
 from tunerd.records import plain
 from tunerd.result import Level, Message, note, warning
@@ -101,8 +90,8 @@ _NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
 class Drafter:
     """The draft model to try, as it is named; `reason` says why there is none.
 
-    `head` is the file with an MTP block alone that MTP drafts with, "default" where it is none that the
-    profile names for another kind. `files` tell one file from another; `left` are those that were named and are not tried.
+    `head` is the file that MTP drafts with, if it is one of its own. `files` tell one file from another; `left` are
+    those that were named and are not tried.
     """
 
     name: str | None
@@ -129,9 +118,9 @@ def _drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]])
     read = {name: _read(ctx, base, name) for name in filter(None, (own, *named))}
     facts = {name: one for name, one in read.items() if isinstance(one, ModelFacts)}
     heads = [name for name, one in facts.items() if one.has_mtp and one.no_model]
-    serving = own if speculation.kinds & KINDS_WITH_PROBABILITY else None
+    serving = None if base.command.value_of(DRAFT_MODEL) is None else own
     taken = own if speculation.type == DRAFT else None
-    head = own if "mtp" in speculation.kinds else next(iter(heads), own and LEAVE_TO_ENGINE)
+    head = serving if "mtp" in speculation.kinds else next(iter(heads), None)
     left = []
     for name in [name for name in named if name and name not in {serving, head}]:
         reason: str | None = f"a sweep tries only one draft model: {taken}"
@@ -332,7 +321,7 @@ class _Builds:
         """The build with its proofs, tried now where speculation could matter and nobody tried it."""
         capabilities = engine.capabilities
         has_mtp = capabilities is not None and capabilities.spec_word("mtp")
-        has_block = self.base.facts.has_mtp or self.drafter.head not in {None, LEAVE_TO_ENGINE}
+        has_block = self.base.facts.has_mtp or self.drafter.head is not None
         matters = self.proves and has_block and has_mtp
         if not matters or engine.proof("mtp").effect is not Effect.UNTRIED:
             return engine
@@ -378,7 +367,7 @@ class _Builds:
         if engine.capabilities is None or engine.capabilities.spec_word(kind) is None:
             return "this build has no such speculation"
         if kind == "mtp":
-            if not self.base.facts.has_mtp and self.drafter.head in {None, LEAVE_TO_ENGINE}:
+            if not self.base.facts.has_mtp and self.drafter.head is None:
                 return "the model has no MTP block"
             proof = engine.proof("mtp")
             return proof.detail if proof.effect in _USELESS else None
@@ -1080,7 +1069,7 @@ def _basis(ctx: Context, request: SweepRequest, found: Standing, choice: _Choice
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": found.shape.sha256,
-            **({"draft": choice.drafter.files} if choice.drafter.files else {}),
+            **({"draft": ",".join(choice.drafter.files)} if choice.drafter.files else {}),
             # Its arms differ in context, of which the laws of a search for speed know nothing.
             **({} if request.at_least_tok_s is None else {"goal": "context"}),
         }

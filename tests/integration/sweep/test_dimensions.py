@@ -166,18 +166,22 @@ def test_mtp_is_tried_by_the_file_with_its_block_that_the_profile_or_a_list_name
     assert extras(plan, "mtp") == [named]
 
 
-def test_mtp_by_the_models_own_block_is_tried_without_the_draft_model_of_another_kind(
+def test_mtp_by_the_models_own_block_leaves_out_the_draft_model_of_another_kind(
     box: SweepBox,
 ) -> None:
-    plan, _, _ = dry_run(box, speculating(box, "tiny", "draft", "little"))
-    assert extras(plan, "draft") == [[]]
-    assert extras(plan, "mtp") == [[["speculation.draft_model", "default"]]]
-    values = {"speculation.type": "mtp", "speculation.draft_model": "default"}
+    """What a promotion wrote before MTP took files was refused after an upgrade: the file has no MTP block."""
+    name = speculating(box, "tiny", "draft", "little")
+    plan, _, _ = dry_run(box, name)
+    assert extras(plan, "draft") == extras(plan, "mtp") == [[]]
     record = TunedRecord(
-        profile="tiny-draft-little", values=values, sweep=1, promoted_s=0.0, sentence="as the test says",
-        engine="fake", engine_sha256=None, model_sha256=None, driver_version=None,
+        profile=name, values={"speculation.type": "mtp"}, sweep=1, promoted_s=0.0,
+        sentence="as the test says", engine="fake", engine_sha256=None, model_sha256=None,
+        driver_version=None,
     )  # fmt: skip
     write_tuned(box.box.context, record)
-    shown = " ".join(box.json("plan", "tiny-draft-little")["argv"])
-    assert "--spec-type draft-mtp" in shown
-    assert "--model-draft" not in shown
+    shown = box.json("plan", name)
+    assert "--spec-type draft-mtp" in " ".join(shown["argv"])
+    assert "--model-draft" not in shown["argv"]
+    box.call("apply", name, "--yes")
+    plan, _, _ = dry_run(box, name)
+    assert extras(plan, "draft") == extras(plan, "mtp") == [[]]
