@@ -812,7 +812,7 @@ class _Renderer:
     def row(self, row: KeyFlag) -> Iterator[Part]:
         """The flag of a key that needs nothing but a spelling."""
         setting = self.setting(row.key)
-        if setting is None:
+        if setting is None or setting.value == []:  # which builds refuse as a value
             return
         flags = self.capabilities
         if row.off is None:

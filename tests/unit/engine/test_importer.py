@@ -66,6 +66,7 @@ def reasons(found: Imported) -> dict[str, str]:
 @given(PROFILE_DATA, st.sampled_from(DIALECTS))
 @example({"serving.reasoning_budget_message": " "}, "ik-now")
 @example({"serving.alias": "--port"}, "ik-may")
+@example({"speculation.type": "mtp", "speculation.override_tensor": []}, "main-lm")
 @example({"model.chat_template_file": '" "', "serving.alias": "null"}, "bee-01")
 def test_a_random_profile_comes_back_from_its_command_line(
     data: dict[str, Any], dialect: str
