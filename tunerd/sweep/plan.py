@@ -672,11 +672,7 @@ def _choice(ctx: Context, request: SweepRequest, found: Standing, *, proves: boo
         pins=pins,
         frozen=frozen,
         may_change_output=ctx.settings.sweep.may_change_output,
-        drafters={
-            kind: name
-            for kind, name in drafter.by_kind.items()
-            if name != resolved.profile.speculation.draft_model
-        },
+        drafters=drafter.by_kind,
     )
     space = plan_space(base, seen.engines, wishes)
     if for_context:

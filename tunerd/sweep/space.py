@@ -362,7 +362,7 @@ class Wishes:
     """What people want: ranges by key, keys that must stay, and whether the output may change.
 
     `pins` are keys with who pinned them, `frozen` keys that cannot be searched here, with the reason.
-    `drafters` are the draft models of kinds that do not serve, where the profile names another.
+    `drafters` are the draft models of kinds that have one, as they are named.
     """
 
     ranges: Mapping[str, tuple[Any, ...]]
@@ -449,6 +449,7 @@ def _kinds(
 ) -> Iterator[tuple[str, str]]:
     """Kinds of speculation to try with a build, as (kind of an arm, type of a profile)."""
     current = base.spec_types.get(base.arm.spec, base.arm.spec)
+    pinned = base.values.get(DRAFT_MODEL)
     for kind, reason in engine.kinds.items():
         spec = spec_of(kind)
         listed = wishes.ranges.get(TYPE)
@@ -457,7 +458,11 @@ def _kinds(
             why = None  # it serves now, whatever a list says
         elif TYPE in wishes.pins and kind != current:
             why = f"{TYPE} is pinned to {current}"
-        elif why is None and DRAFT_MODEL in wishes.pins and spec in wishes.drafters:
+        elif (
+            why is None
+            and DRAFT_MODEL in wishes.pins
+            and wishes.drafters.get(spec, pinned) != pinned
+        ):
             why = f"{DRAFT_MODEL} is pinned to another file"
         elif why is None and kind != OFF and listed is not None and kind not in listed:
             why = f"{TYPE} of [sweep] does not list it"

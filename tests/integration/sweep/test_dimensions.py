@@ -156,7 +156,7 @@ def test_mtp_is_tried_by_the_file_with_its_block_that_the_profile_or_a_list_name
     box.call("apply", "nomtp-mtp-mtp", "--yes")
     assert dry_run(box, "nomtp-mtp-mtp")[0]["basis"] != plan["basis"]
     plan, reasons, _ = dry_run(box, speculating(box, "nomtp", "off", "mtp"))
-    assert extras(plan, "mtp") == [[]]
+    assert extras(plan, "mtp") == [named]
     assert "fake, draft" not in reasons
     plan, reasons, _ = dry_run(box, speculating(box, "nomtp", "off", None))
     assert reasons["fake, mtp"] == "the model has no MTP block"
@@ -184,4 +184,5 @@ def test_mtp_by_the_models_own_block_leaves_out_the_draft_model_of_another_kind(
     assert "--model-draft" not in shown["argv"]
     box.call("apply", name, "--yes")
     plan, _, _ = dry_run(box, name)
-    assert extras(plan, "draft") == extras(plan, "mtp") == [[]]
+    little = [["speculation.draft_model", str(box.box.folder / "little.gguf")]]
+    assert (extras(plan, "mtp"), extras(plan, "draft")) == ([[]], [little])

@@ -273,23 +273,12 @@ def test_the_draft_model_is_named_where_it_drafts_and_nowhere_else() -> None:
     assert grid.contains(arm)
 
 
-def test_mtp_by_the_models_own_block_takes_the_draft_model_of_another_kind_back() -> None:
-    start = base(speculation__type="draft", speculation__draft_model="small.gguf")
-    plan = planned(EngineFacts("a", KINDS), start=start, drafters={"mtp": "default"})
-    (extra,) = plan.space.families["a", "mtp"].extra
-    assert changes(replace(start.arm, spec="mtp", n_max=4, extra=extra), plan.base) == {
-        "speculation.type": "mtp",
-        "speculation.draft_model": "default",
-        "speculation.n_max": 4,
-        "speculation.p_min": start.arm.p_min,
-    }
-
-
 def test_a_kind_that_needs_another_draft_model_than_the_pinned_one_is_left_out() -> None:
-    drafters, pins = {"mtp": "default", "draft": "b.gguf"}, {"speculation.draft_model": "a pin"}
+    drafters, pins = {"mtp": "a.gguf", "draft": "b.gguf"}, {"speculation.draft_model": "a pin"}
     facts = EngineFacts("a", {**KINDS, "draft": None})
-    plan = planned(facts, start=base(speculation__type="off"), drafters=drafters, pins=pins)
-    assert {spec for _, spec in plan.space.families} == {"off"}
+    start = base(speculation__type="off", speculation__draft_model="a.gguf")
+    plan = planned(facts, start=start, drafters=drafters, pins=pins)
+    assert {spec for _, spec in plan.space.families} == {"off", "mtp"}
     assert "is pinned to another file" in " ".join(one.reason for one in plan.left_out)
 
 
