@@ -128,7 +128,7 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
             raise ModelFileError(
                 f"model file is missing: `{path}`",
                 state="nothing was touched",
-                hint=_fetch_hint(ctx, resolved),
+                hint=_fetch_hint(ctx, resolved, wanted),
             )
         return path
     folders, name = ctx.settings.models.dirs, resolved.profile.model.name
@@ -157,7 +157,7 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
         several = ", ".join(f"`{path}`" for path in fitting)
         cause = f"the metadata of more than one fits: {several}"
     said = f"found {len(found.paths)} matches for" if found.paths else "cannot find"
-    hint = _fetch_hint(ctx, resolved)
+    hint = _fetch_hint(ctx, resolved, wanted)
     raise ModelFileError(f"{said} {what}", cause=cause, state="nothing was touched", hint=hint)
 
 
@@ -215,8 +215,11 @@ def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
     ]
 
 
-def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
-    model = resolved.profile.model
+def _fetch_hint(ctx: Context, resolved: Resolved, wanted: str | None) -> str:
+    model, speculation = resolved.profile.model, resolved.profile.speculation
+    if wanted is not None and wanted == speculation.draft_model:
+        repo = f" from {speculation.draft_hf_repo}" if speculation.draft_hf_repo else ""
+        return f"download it{repo}; or name another with --set speculation.draft_model=FILE"
     folders = ctx.settings.models.dirs
     folder = folders[0] if folders else "FOLDER"
     if model.hf_repo is not None:

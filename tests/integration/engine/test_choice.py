@@ -79,8 +79,11 @@ def test_a_draft_model_that_is_missing_is_not_the_model_that_it_drafts_for(
 ) -> None:
     """The model itself drafted, as the only file of its name."""
     made(folder / "a.gguf", "Qwen3.6 27B")
-    with pytest.raises(ModelFileError, match=r"the file `gone\.gguf`"):
-        locate(ctx, "gone.gguf", profile_of({"model": {"path": "a.gguf", "name": "Qwen3.6*"}}))
+    named = {"type": "mtp", "draft_model": "gone.gguf"}
+    resolved = profile_of({"model": {"path": "a.gguf", "name": "Qwen3.6*"}, "speculation": named})
+    with pytest.raises(ModelFileError, match=r"the file `gone\.gguf`") as raised:
+        locate(ctx, "gone.gguf", resolved)
+    assert "--set speculation.draft_model=FILE" in (raised.value.hint or "")
 
 
 def test_two_files_whose_metadata_fit_are_not_guessed_between(ctx: Context, folder: Path) -> None:
