@@ -269,8 +269,12 @@ class ModelFacts:
         return self.n_nextn > 0 and self.mtp_problem is None
 
     def drafts_by_mtp(self, target: ModelFacts) -> bool:
-        """Whether MTP can draft for that model with the block in this file."""
-        return self.has_mtp and (self.no_model is not None or self.n_embd == target.n_embd)
+        """Whether MTP can draft for that model with the block in this file.
+
+        Source: mainline of August 2026 dies at its start of a block of another width; Gemma 4's projects.
+        """
+        widths = {self.n_embd, target.n_embd} - {None}
+        return self.has_mtp and (self.architecture in _COMPANIONS or len(widths) < 2)
 
     @property
     def is_moe(self) -> bool:

@@ -121,6 +121,11 @@ def check_model(
 ) -> Iterator[Message]:
     """What the profile asks of its files that they cannot do; `draft` is the drafter's, where it is one of its own."""
     yield from check_mtp_block(resolved.profile, facts if draft is None else draft)
+    uses_mtp = "mtp" in resolved.profile.speculation.kinds
+    if uses_mtp and draft is not None and draft.has_mtp and not draft.drafts_by_mtp(facts):
+        yield error("no-mtp-block", "the MTP block of speculation.draft_model is that of another model: "
+                    f"its rows have {draft.n_embd} values, the model's {facts.n_embd}",
+                    "name the `mtp-*.gguf` of this model")  # fmt: skip
     is_ik = engine.capabilities is not None and engine.capabilities.family is Family.IK
     if is_ik and draft is not None and draft.no_model and draft.architecture in _WHOLE_IN_IK:
         yield error("no-mtp-block", f"{engine.name} reads no file with an MTP block alone for this kind of model ({draft.architecture})",

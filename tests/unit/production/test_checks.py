@@ -109,6 +109,7 @@ def on_a_model(facts: ModelFacts) -> Cases:
         "no MTP needs no block": of(n_nextn=0),
         "MTP drafts with a block in a file of its own": beside("main-lm", **alone),
         "MTP with a draft model that has no block": beside("main-lm", n_nextn=0, mtp_problem=None),
+        "MTP with the block of another model": beside("main-lm", **alone, n_embd=8),
         "ik does not read a file with the block alone": beside("ik-now", **alone),
         "ik reads one for a model of another kind": beside(
             "ik-now", architecture="gemma4-assistant", **alone
