@@ -273,8 +273,8 @@ class ModelFacts:
 
         Source: mainline of August 2026 dies at its start of a block of another width; Gemma 4's projects.
         """
-        widths = {self.n_embd, target.n_embd} - {None}
-        return self.has_mtp and (self.architecture in _COMPANIONS or len(widths) < 2)
+        is_as_wide = None in {self.n_embd, target.n_embd} or self.n_embd == target.n_embd
+        return self.has_mtp and (self.architecture in _COMPANIONS or is_as_wide)
 
     @property
     def is_moe(self) -> bool:
