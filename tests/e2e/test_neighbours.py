@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.support.emitted import HOSTILE, LINES, same, server_of, words_of
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.roots import Tunerd
-from tunerd.engine.emit import Server, Target, emit
+from tunerd.engine.emit import Flag, Server, Target, emit
 from tunerd.units.text import parse_exec, parse_unit
 
 IMAGE = "ghcr.io/ggml-org/llama.cpp:server-cuda"
@@ -38,8 +40,11 @@ def expected(server: Server) -> list[str]:
 
 @pytest.fixture
 def neighbour(machines: Machines, build_root: Callable[..., Root]) -> Machine:
-    root = build_root(roots.sid_root, tunerd=Tunerd.BARE, packages=("podman", "docker-compose"))
-    return machines(root)
+    root = build_root(
+        roots.sid_root, tunerd=Tunerd.BARE, packages=("podman", "nftables", "docker-compose")
+    )
+    # crun asks the kernel to keep devices from a container by a program (bpf).
+    return machines(root, options=("--capability=CAP_BPF", "--system-call-filter=bpf"))
 
 
 def test_podman_and_compose_read_what_was_written(neighbour: Machine) -> None:
@@ -69,3 +74,60 @@ def test_podman_and_compose_read_what_was_written(neighbour: Machine) -> None:
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"capabilities": ["gpu"], "driver": "nvidia", "count": -1}
     assert service["ulimits"] == {"memlock": -1}
+
+
+@pytest.mark.parametrize("target", [Target.QUADLET, Target.COMPOSE])
+def test_a_container_that_was_written_serves(neighbour: Machine, target: Target) -> None:
+    program, folder = "/usr/bin/llama-server", "/srv/it's 100% $m"
+    neighbour.write(
+        "/etc/containers/containers.conf", "[containers]\nkeyring = false\npids_limit = 0\n"
+    )
+    neighbour.write("/etc/keys/k", "designed-key\n")
+    neighbour.sh(
+        f"""mount --types tmpfs tmpfs /var/lib/containers  # overlayfs does not stand on itself
+        mkdir {shlex.quote(folder)}; cp /srv/models/tiny.gguf {shlex.quote(folder)}/m.gguf
+        tar --create --dereference /tmp $(ldd {program} | grep --only-matching '/[^ ]*') \\
+            {program} /usr/lib/x86_64-linux-gnu/ggml | podman import \\
+            --change 'ENTRYPOINT ["{program}"]' - localhost/engine:designed"""
+    )
+    model = f"{folder}/m.gguf"
+    words = {
+        "--model": model,
+        "--threads": "1",
+        "--ctx-size": "256",
+        "--api-key-file": "/etc/keys/k",
+        "--slot-save-path": folder,
+    }
+    server = replace(
+        server_of(
+            folders={model: (folder, "m.gguf"), folder: (folder, ".")},
+            environment={"LLAMA_ARG_ALIAS": "it's 100% $m"},
+            api_key_file="/etc/keys/k",
+        ),
+        flags=tuple(map(Flag, words.items())), has_gpu=False, port=8093, stop_timeout_s=47,
+    )  # fmt: skip
+    text = emit(target, [server], image="localhost/engine:designed").text
+    if target is Target.QUADLET:
+        neighbour.write("/etc/containers/systemd/designed.container", text)
+        neighbour.systemctl("daemon-reload")
+        neighbour.systemctl("start", "designed.service")
+    else:
+        neighbour.write("/srv/compose.yaml", text)
+        neighbour.systemctl("start", "podman.socket")
+        neighbour.run(
+            "docker-compose", "--file", "/srv/compose.yaml", "up", "--detach",
+            env={"DOCKER_HOST": "unix:///run/podman/podman.sock"},
+        )  # fmt: skip
+    ask = ("curl", "--silent", "--header", "Authorization: Bearer designed-key", "--retry", "60",
+           "--retry-all-errors", "--retry-delay", "1", "--fail", "--request")  # fmt: skip
+    asked = neighbour.run(*ask, "GET", "http://127.0.0.1:8093/v1/models")
+    assert [one["id"] for one in json.loads(asked.stdout)["data"]] == ["it's 100% $m"]
+    body = json.dumps({"prompt": "a b c", "n_predict": 4, "id_slot": 0})
+    neighbour.run(*ask, "POST", "--data", body, "http://127.0.0.1:8093/completion")
+    saved = json.dumps({"filename": "slot.bin"})
+    neighbour.run(*ask, "POST", "--data", saved, "http://127.0.0.1:8093/slots/0?action=save")
+    assert neighbour.exists(f"{folder}/slot.bin")
+    without = neighbour.run("curl", "--silent", "http://127.0.0.1:8093/completion", "--data", body)
+    assert json.loads(without.stdout)["error"]["code"] == 401
+    (container,) = json.loads(neighbour.run("podman", "container", "inspect", "--latest").stdout)
+    assert container["Config"]["StopTimeout"] == server.stop_timeout_s

@@ -62,7 +62,15 @@ def remove_group(group: Path) -> None:
 class Container:
     """One boot of a root; a container that has ended is not started again."""
 
-    def __init__(self, name: str, root: Path, *, console: Path, binds: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        *,
+        console: Path,
+        binds: Mapping[str, Path],
+        options: Sequence[str] = (),
+    ) -> None:
         self.leader = 0
         """Pid of its systemd, as this host counts."""
         self._group = group_of(name)
@@ -78,6 +86,7 @@ class Container:
             *("--timezone=off", "--link-journal=no"),
             "--capability=CAP_SYS_RESOURCE",  # else LimitMEMLOCK= cannot be raised inside
             "--private-network",
+            *options,
             *(f"--bind-ro={source}:{place}" for place, source in binds.items()),
         ]
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

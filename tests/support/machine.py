@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ class Machine:
             kept in memory and outlive a power cut as if every write had been synced.
         strict_disk: The disk does not sync for programs that forget to.
         binds: Host folders that are seen read-only at the given places inside.
+        options: More options of systemd-nspawn.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class Machine:
         disk_mib: int | None = None,
         strict_disk: bool = False,
         binds: Mapping[str, Path] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.boot_state = ""
         """What systemd said at its end: `running` or `degraded`."""
         self._binds = {**root.binds, **(binds or {})}
+        self._options = options
         self._folder = run_folder.create(cache_folder())
         self.name = self._folder.name
         self._disk: LossyDisk | None = None
@@ -88,7 +91,11 @@ class Machine:
         """
         self._preloaded.clear()
         self._container = Container(
-            self.name, self._mounted(), console=self._folder / "console.log", binds=self._binds
+            self.name,
+            self._mounted(),
+            console=self._folder / "console.log",
+            binds=self._binds,
+            options=self._options,
         )
         self._container.wait_ready(_BOOT_LIMIT_S)
         self.boot_state = self.systemctl("is-system-running", "--wait", check=False)

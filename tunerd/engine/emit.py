@@ -334,8 +334,6 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
     lost.append(f"account{who} and sandbox of its unit: it runs as {where}")
     if target in _IN_CONTAINERS:
         lost.append(f"the build {server.program[0]}, which these flags fit: the image has its own")
-        if server.api_key_file is not None:
-            lost.append(f"the API key: it stays in {server.api_key_file}, which you have to mount into the container")  # fmt: skip
         away = [word for one in flags for word in one.values if word.startswith("/") and word not in server.folders]  # fmt: skip
         lost += [f"`{word}`: there is no such file here to mount" for word in away if word != server.api_key_file]  # fmt: skip
         flags = _inside(server, flags)
