@@ -424,15 +424,18 @@ def run_job(
     request = folder.request(number)
     if request is None:
         raise HostError(f"there is no job {number}")
-    with folder.writing(number) as tell:
+    result = None
+    # Signals are held but for the work itself, so whatever becomes of that is kept.
+    with Interrupts() as interrupts, interrupts.held(), folder.writing(number) as tell:
         try:
-            with Interrupts():
+            with interrupts.heard():
                 ctx = make_context(Teller(tell).tell)
                 result = act(_as_job(ctx, number, request), request)
         except TunerdError as error:
             return _end(tell, error.exit_code, error_json(error, request.kind))
         except (KeyboardInterrupt, SystemExit) as end:
-            return _end(tell, _status(end), error_json(Interrupted.by(end), request.kind))
+            if result is None:  # else it came just as that was there
+                return _end(tell, _status(end), error_json(Interrupted.by(end), request.kind))
         except BaseException:
             crash = HostError("tunerd itself failed; `journalctl` shows how")
             _end(tell, 1, error_json(crash, request.kind, code=_INTERNAL))

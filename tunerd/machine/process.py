@@ -808,6 +808,18 @@ class Interrupts:
         finally:
             self._is_held = before
 
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Within `held`: they are raised again, and at once what has arrived before."""
+        before, self._is_held = self._is_held, False
+        try:
+            if self.late is not None:
+                self._was_raised = True
+                raise self.late
+            yield
+        finally:
+            self._is_held = before
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._was_raised:
             return

@@ -860,7 +860,7 @@ def watch_sweep(ctx: Context) -> Iterator[str]:
     while True:
         is_running = running_sweep(ctx) == number or _is_up(ctx)
         with reading(ctx) as store:
-            events = () if store is None else store.sweep_events(number)
+            events = () if store is None else store.readable_events(number)[0]
         for event in events[seen:]:
             yield _event_text(event)
         seen = len(events)

@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fault.world import a_world
 from tests.support.api_box import ApiBox
+from tests.support.forked import Forked
 from tests.support.local_box import Box
 from tunerd.cli.terminal import Remote
 from tunerd.errors import Busy, ConfigError, HostError, UsageError
-from tunerd.jobs import JobFolder, folder_of, running_jobs, start_job, watch_job
+from tunerd.jobs import JobFolder, folder_of, run_job, running_jobs, start_job, watch_job
 from tunerd.machine.peers import Peer, Via, account_text, unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.result import Progress
+from tunerd.result import ActionResult, Progress
 from tunerd.web.app import Facts, Front, Gate
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
@@ -132,6 +135,25 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
         watch_job(api.box.context, begun)
     shown = api.box.json("jobs")["jobs"]
     assert shown[0]["kind"] in {"workload learn", "apply", "plan"}
+
+
+class LateSignal(dict[str, Any]):
+    """What a job came to; it is told to end just as that is being kept."""
+
+    def keys(self) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().keys()
+
+
+def test_a_job_that_is_told_to_end_when_its_result_is_there_has_that_result(tmp_path: Path) -> None:
+    """It was killed by the signal, and had "ended without a result"."""
+    ctx = Box(tmp_path).context
+    number = folder_of(ctx).create(replace(REQUEST, asked_s=ctx.clock.now_s()))
+    done = ActionResult("apply", LateSignal(profile="x"))
+
+    Forked(lambda _tell: run_job(lambda _sink: ctx, number, lambda _ctx, _request: done)).end()
+
+    assert watch_job(ctx, number).payload == {"profile": "x"}
 
 
 def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
