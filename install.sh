@@ -270,6 +270,19 @@ drop() {
     fi
 }
 
+# Removes $1, the unit in which earlier versions swept at night; $2 is tunerd's program.
+drop_sweep() {
+    timers=
+    if [ -e "$1" ] && [ -z "$dest" ]; then
+        timers=$(manager show --property=TriggeredBy --value tunerd-sweep.service 2>/dev/null || true)
+    fi
+    drop "$1"
+    if [ -n "$timers" ]; then
+        warn "$timers starts tunerd-sweep.service, which is gone: the daemon begins nights as jobs."
+        warn "  tunerd schedule set does it, or a service of your own with ExecStart=$2 sweep night --yes"
+    fi
+}
+
 # Links $2 to $1; what somebody else put there stays.
 link() {
     if [ "$(readlink -- "$2" || true)" = "$1" ]; then
@@ -312,7 +325,7 @@ system_files() {
     say "$lib/systemd/system/tunerd.socket"
     say "$lib/systemd/system/tunerd-daemon.socket"
     say "$lib/systemd/system/tunerd-web.service"
-    say "$lib/systemd/system/tunerd-sweep.service"
+    say "$lib/systemd/system/tunerd-sweep.service" # of an earlier version
     say "$lib/systemd/system/tunerd-notify@.service" # of an earlier version
     say "$lib/sysusers.d/tunerd.conf"
     say "$lib/tmpfiles.d/tunerd.conf"
@@ -333,7 +346,7 @@ install_system() {
     put "$here/units/tunerd.socket" "$dest$lib/systemd/system/tunerd.socket"
     put "$here/units/tunerd-daemon.socket" "$dest$lib/systemd/system/tunerd-daemon.socket"
     put "$here/units/tunerd-web.service" "$dest$lib/systemd/system/tunerd-web.service"
-    put "$here/units/tunerd-sweep.service" "$dest$lib/systemd/system/tunerd-sweep.service"
+    drop_sweep "$dest$lib/systemd/system/tunerd-sweep.service" "$prefix/bin/tunerd"
     drop "$dest$lib/systemd/system/tunerd-notify@.service" # of an earlier version
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
@@ -555,12 +568,11 @@ install_user() {
     each_link link "$data/tunerd/venv" "$bin" "$data"
     link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
-    for name in tunerd tunerd-sweep; do
-        unit=$(mktemp)
-        sed "s|@TUNERD@|\"$program\"|" "$here/units/$name-user.service.in" >"$unit"
-        put "$unit" "$data/systemd/user/$name.service"
-        rm -f -- "$unit"
-    done
+    unit=$(mktemp)
+    sed "s|@TUNERD@|\"$program\"|" "$here/units/tunerd-user.service.in" >"$unit"
+    put "$unit" "$data/systemd/user/tunerd.service"
+    rm -f -- "$unit"
+    drop_sweep "$data/systemd/user/tunerd-sweep.service" "$data/tunerd/venv/bin/tunerd"
     drop "$data/systemd/user/tunerd-notify@.service" # of an earlier version
     let_go
     act mkdir -p -- "$config/tunerd/profiles"

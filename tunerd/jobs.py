@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from tunerd.machine.clock import Clock, SystemClock
 from tunerd.machine.files import Files, is_locked, lock, stamp_of
 from tunerd.machine.process import Interrupts, Setting, own_command, start
 from tunerd.operations import JobRequest, JobState, Lane
-from tunerd.production.own import NOTIFY, SWEEP, start_own_unit
+from tunerd.production.own import JOB, NOTIFY, start_own_unit
 from tunerd.records import read
 from tunerd.result import ActionResult, Progress, ProgressSink, error_json, result_from_json
 from tunerd.words import Mode
@@ -243,12 +243,27 @@ def start_job(ctx: Context, request: JobRequest) -> int:
             _start_process(ctx, folder, number, words)
         else:
             what = f"job {number}, {request.kind}"
-            like = NOTIFY if request.kind == "notify test" else SWEEP
+            like = NOTIFY if request.kind == "notify test" else JOB
             start_own_unit(ctx, job_unit(number), what, words, like=like, is_told=True)
     except TunerdError:
         folder.forget(number)  # else it would seem to be about to begin
         raise
     return number
+
+
+def begin_measuring(ctx: Context, kind: str, argv: Sequence[str]) -> int:
+    """Begin a job that measures, for whoever runs this process; its number.
+
+    Raises:
+        Busy: another one measures.
+        ServiceError, HostError: its process cannot be started.
+    """
+    asked_by = ctx.environment.get("SUDO_USER") or ctx.environment.get("USER") or "root"
+    request = JobRequest(
+        kind, tuple(argv), Lane.MEASURE, asked_by, ctx.clock.now_s(), is_member=ctx.is_unattended
+    )
+    demand_lane(ctx, request)
+    return start_job(ctx, request)
 
 
 def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str]) -> None:

@@ -202,7 +202,6 @@ ONLY_ROOT: Mapping[str, str] = {
     "support-bundle": "it holds what only root may read: units, logs and settings",
     "settings set": "settings decide what system services do",
     "settings unset": "settings decide what system services do",
-    "sweep night --bound-to": "only a unit runs it",
     "probation take-back": "only the daemon starts it; `tunerd rollback` goes back",
     "fleet hand-in": "the daemon does it, with root's password for the database",
     "fleet status": "it needs root's password for the database",

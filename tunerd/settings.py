@@ -49,7 +49,7 @@ from tunerd.words import (
 PREFIX = "TUNERD_"
 
 
-_OWN = frozenset({"tunerd", "tunerd-web", "tunerd-sweep", "tunerd-notify"})
+_OWN = frozenset({"tunerd", "tunerd-web", "tunerd-notify"})
 
 
 def _of_a_server(unit: str) -> str:
@@ -206,13 +206,13 @@ class SweepSettings(Table):
     quiet_s: Seconds = 60.0
     """how long the server must be idle before a sweep that yielded goes on"""
     window: WindowText | None = None
-    """times of day in which tunerd-sweep.service may sweep, such as `01:00-06:30`; by default all day"""
+    """times of day in which a night may sweep, such as `01:00-06:30`; by default all day"""
     days: DaysText = "daily"
     """days on which the window opens, such as `mon-fri` or `sat,sun`"""
     timezone: ZoneText | None = None
     """time zone of the window, such as `Europe/Berlin`; by default the machine's"""
     budget_s: Annotated[float, Field(ge=10, le=86400)] = 7200.0
-    """time limit of a sweep by tunerd-sweep.service, within `downtime_s`"""
+    """time limit of a night, within `downtime_s`"""
     workload: str | None = None
     """mix of requests to tune for; by default the profile's own"""
     space: tuple[str, ...] = ()
@@ -287,7 +287,7 @@ class ScheduleSettings(Table):
     """Whether the daemon begins sweeps by itself; [sweep] says when."""
 
     enabled: bool = False
-    """start tunerd-sweep.service whenever `sweep.window` opens"""
+    """begin a night whenever `sweep.window` opens"""
     missed: Literal["late", "skip"] = "late"
     """whether a night whose beginning was missed (the machine was off or asleep) begins late or is skipped"""
     begin: Literal["open", "asleep"] = "open"

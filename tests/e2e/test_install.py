@@ -65,8 +65,6 @@ def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
     assert bare_machine.systemctl("is-active", "tunerd.service") == "active"
     assert bare_machine.systemctl("is-enabled", "tunerd.service") == "enabled"
     assert bare_machine.systemctl("is-active", "llama-server", check=False) == "inactive"
-    assert bare_machine.show("tunerd-sweep.service", "LoadState") == "loaded"
-    assert bare_machine.systemctl("is-active", "tunerd-sweep", check=False) == "inactive"
     assert ".SH COMMANDS" in bare_machine.read("/usr/local/share/man/man1/tunerd.1")
     script = "/usr/local/share/bash-completion/completions/tunerd"
     assert completed(bare_machine, script) == {"status"}
@@ -281,7 +279,6 @@ def test_a_user_installs_and_uninstalls_without_root_where_the_manager_looks_for
 
     assert bare_machine.systemctl("is-active", "tunerd.service", user="alice") == "active"
     assert bare_machine.systemctl("is-enabled", "tunerd.service", user="alice") == "enabled"
-    assert bare_machine.show("tunerd-sweep.service", "LoadState", user="alice") == "loaded"
     assert files_of(bare_machine, "/home/alice") == before
     assert ".SH COMMANDS" in bare_machine.read("/home/alice/.local/share/man/man1/tunerd.1")
     script = "~/.local/share/bash-completion/completions/tunerd"

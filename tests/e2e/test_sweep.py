@@ -1,4 +1,4 @@
-"""A sweep as a unit under systemd: begun by systemctl, killed, stopped, resumed, on a full disk.
+"""A sweep as a job under systemd: begun as a night, killed, stopped, resumed, on a full disk.
 
 Production serves after each. The machine lives for the whole file.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import KeptMachine
 from tests.support.deployment import UNIT, Deployment
-from tests.support.night import SWEEP, Night, candidates, starts
+from tests.support.night import JOBS, Night, begin_night, candidates, is_night, newest_job, starts
 
 pytestmark = pytest.mark.timeout(1800)
 LIMIT_S = 400.0
@@ -25,11 +25,7 @@ def box(kept_machine: KeptMachine) -> Deployment:
 
 
 def until(box: Deployment, holds: Callable[[], bool], what: str) -> None:
-    box.until(holds, what, unit=SWEEP, limit_s=LIMIT_S)
-
-
-def ended(box: Deployment) -> bool:
-    return box.show("ActiveState", SWEEP) in {"inactive", "failed"}
+    box.until(holds, what, unit=JOBS, limit_s=LIMIT_S)
 
 
 def is_back(box: Deployment) -> bool:
@@ -64,11 +60,11 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(box: Dep
     assert not candidates(box)
 
     # A person who wants the server back starts it; who wants the card stops it, and it stays so.
-    box.systemctl("start", SWEEP)
+    begin_night(box)
     until(box, lambda: bool(candidates(box)), "a candidate")
     box.systemctl("start", UNIT)
     box.systemctl("stop", UNIT)
-    until(box, lambda: ended(box), "the sweep ended")
+    until(box, lambda: not is_night(box), "the sweep ended")
     person = box.json("sweep", "show")
     assert person["state"] == "stopped"
     assert "somebody started" in person["reason"]
@@ -76,28 +72,37 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(box: Dep
     box.systemctl("start", UNIT)
 
     # `stop` returns when production serves; the next night goes on with what this one has measured.
-    box.systemctl("start", SWEEP)
+    begin_night(box)
     until(box, lambda: bool(candidates(box)), "a candidate")
     box("sweep", "stop")
     assert not candidates(box)
     box.generate()
-    assert box.show("Result", SWEEP) == "success"
+    assert newest_job(box)["result"]["error"]["code"] == "interrupted"
+    assert box.systemctl("list-units", "--failed", "--plain", "--no-legend") == ""
     listed = box.json("sweep", "list")["sweeps"]
     assert [row["sweep"] for row in listed] == [2, 1], "the same sweep went on"
     assert listed[0]["state"] == "stopped"
+
+
+def test_a_night_of_a_timer_of_ones_own_ends_with_its_service(box: Deployment) -> None:
+    box.machine.run("systemd-run", "--unit=mine", "tunerd", "sweep", "night", "--yes")
+    until(box, lambda: bool(candidates(box)), "a candidate")
+    box.systemctl("stop", "mine")
+    until(box, lambda: is_back(box), "production serves")
+    assert box.json("sweep", "show")["state"] == "stopped"
 
 
 def test_a_machine_that_is_rebooted_in_a_sweep_serves_and_is_not_said_to_be_stranded(
     box: Deployment,
 ) -> None:
     """systemd refuses to start the server while it goes down, and the sweep took that for one that does not serve."""
-    box.systemctl("start", SWEEP)
+    unit = begin_night(box)
     until(box, lambda: bool(candidates(box)), "a candidate")
     box.machine.reboot()
     until(box, lambda: is_back(box), "production serves")
     last = box.json("sweep", "show")
     assert "does not serve" not in (last["reason"] or "")
-    told = "\n".join(box.machine.journal("--boot=-1", f"--unit={SWEEP}"))
+    told = "\n".join(box.machine.journal("--boot=-1", f"--unit={unit}"))
     assert "Deactivated successfully" in told, told
     assert "does not serve" not in told, told
 
@@ -111,15 +116,15 @@ def test_a_night_on_a_disk_that_fills_up_keeps_what_it_measured_and_production_s
                     f" && cp -a /root/kept/. {folder}/")  # fmt: skip
     # Where there is no logind, that is said, and nothing else changes.
     box.machine.systemctl("mask", "--now", "systemd-logind.service", "dbus-org.freedesktop.login1")
-    box.systemctl("start", SWEEP)
+    unit = begin_night(box)
     until(box, lambda: bool(candidates(box)) and starts(box) >= 1, "a start")
-    said = "\n".join(box.machine.journal(f"--unit={SWEEP}"))
+    said = "\n".join(box.machine.journal(f"--unit={unit}"))
     assert "the machine may go to sleep meanwhile" in said
     box.machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
-    until(box, lambda: ended(box), "the sweep ended")
+    until(box, lambda: not is_night(box), "the sweep ended")
     assert not candidates(box)
     box.generate()
-    said = "\n".join(box.machine.journal(f"--unit={SWEEP}", "--lines=30"))
+    said = json.dumps(newest_job(box)["result"])
     assert "are free on the disk of" in said or "the disk is full" in said
 
     refused = box("sweep", "run", "--yes", "--budget", "60s", expect=1)

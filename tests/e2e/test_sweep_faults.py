@@ -13,7 +13,7 @@ from tests.e2e.conftest import Machines
 from tests.fault.campaign import IS_CAMPAIGN, TIMEOUT_S, chance, faults
 from tests.fault.victim import kill_each, kill_main
 from tests.support.deployment import UNIT, place_units
-from tests.support.night import SWEEP, Night, candidates
+from tests.support.night import JOBS, Night, begin_night, candidates, is_night, newest_job
 from tests.support.overlay import Root
 from tests.support.sweep_box import SPEED
 
@@ -52,7 +52,7 @@ _NEEDS = {
 }
 GOES_ON = (SweepFault.CANDIDATE, SweepFault.DAEMON)
 _SCRIPTS = {
-    SweepFault.SWEEP: kill_main(SWEEP),
+    SweepFault.SWEEP: kill_each(JOBS),
     SweepFault.LEASE: kill_each("tunerd-lease-*"),
     SweepFault.CANDIDATE: kill_each("tunerd-candidate-*"),
     SweepFault.DAEMON: kill_main(DAEMON),
@@ -81,8 +81,7 @@ class SweepVictim:
         self._behave(fault)
         # One that knows what earlier ones measured would be over before anything could befall it.
         machine.sh(f"rm -f {night.box.state}/evidence.db*")
-        machine.systemctl("reset-failed", check=False)
-        machine.systemctl("start", SWEEP)
+        begin_night(night.box)
         if rng.random() >= _EARLY:
             night.until(lambda: self._phase() != _BEFORE, "there is a lease")
         time.sleep(rng.uniform(*_SPAN_S))
@@ -122,7 +121,7 @@ class SweepVictim:
         self._last = fault
 
     def _phase(self) -> str:
-        if self.night.state() not in {"active", "activating"}:
+        if not is_night(self.night.box):
             return _OVER
         found = candidates(self.night.box)
         if "tunerd-candidate" in found:
@@ -130,13 +129,13 @@ class SweepVictim:
         return _BETWEEN if "tunerd-lease" in found else _BEFORE
 
     def _see_it_go_on(self, phase: str) -> None:
-        """The sweep's own unit stays up, whatever else died."""
+        """The sweep's own process goes on, whatever else died."""
         if phase == _OVER:
             return
         end_s = time.monotonic() + _GOES_ON_S
-        while time.monotonic() < end_s and self.night.state() == "active":
+        while time.monotonic() < end_s and is_night(self.night.box):
             time.sleep(0.2)
-        assert self.night.machine.show(SWEEP, "Result") == "success", "the sweep died with it"
+        assert newest_job(self.night.box)["state"] in {"running", "done"}, "the sweep died with it"
 
     def _stop(self) -> None:
         """End the sweep as a person does; when that returns, production is back."""
@@ -148,7 +147,7 @@ class SweepVictim:
     def check(self) -> None:
         """Production serves a real generation, as deployed; nothing of the sweep is left."""
         night, machine = self.night, self.night.machine
-        night.until(lambda: night.state() in {"inactive", "failed"}, "the sweep's unit is down")
+        night.until(lambda: not is_night(night.box), "the sweep's unit is down")
 
         def is_recovered() -> bool:  # the daemon may be at it, and then this call is refused
             said = night.box("recover", expect=None)
@@ -167,7 +166,7 @@ class SweepVictim:
         # The daemon may ask a build for its help at this moment.
         night.until(lambda: self._servers() == "1", "production alone runs", limit_s=90.0)
         assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""
-        night.until(lambda: night.state(DAEMON) == "active", "the daemon is up")
+        night.until(lambda: night.box.show("ActiveState", DAEMON) == "active", "the daemon is up")
 
 
 @pytest.mark.timeout(TIMEOUT_S)

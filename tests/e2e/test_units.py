@@ -7,7 +7,7 @@ import pytest
 from tests.support.deployment import place_units
 from tests.support.machine import Machine
 
-NAMES = ("tunerd", "tunerd-sweep", "tunerd-notify")
+NAMES = ("tunerd", "tunerd-job", "tunerd-notify")
 MOST_EXPOSED = 32  # tenths, of which systemd gives a hundred
 
 

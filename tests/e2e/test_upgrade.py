@@ -51,10 +51,10 @@ class Box:
     def json(self, *words: str) -> Any:
         return json.loads(self.tunerd(*words, "--json").stdout)
 
-    def install(self, *words: str, earlier: bool = False) -> None:
+    def install(self, *words: str, earlier: bool = False) -> str:
         folder, pip = (EARLIER_INSIDE, EARLIER_PIP) if earlier else (SOURCES_INSIDE, OFFLINE_PIP)
         mode = "--system" if self.user is None else "--user"
-        self.machine.run(
+        done = self.machine.run(
             folder / "install.sh",
             mode,
             *words,
@@ -62,19 +62,32 @@ class Box:
             env=pip | NOT_COMPILED,
             limit_s=400.0,
         )
+        return done.stderr
 
     def deploys(self, context: int) -> None:
         """A new server, on probation."""
         self.tunerd("apply", "plain", "--set", f"serving.ctx_size={context}", "--yes")
+
+    def has_a_night(self) -> None:
+        """A night as 0.1 began it, by its own unit, has a candidate in production's place; its owner has a timer for it."""
+        folder = "/etc/systemd/" + ("system" if self.user is None else "user")
+        self.machine.write(f"{folder}/tunerd-sweep.timer", "[Timer]\nOnCalendar=yearly\n")
+        self.machine.systemctl("daemon-reload", user=self.user)
+        for unit in ("tunerd-sweep.timer", "tunerd-sweep.service"):
+            self.machine.systemctl("start", unit, user=self.user)
+        self._until_a_candidate()
 
     def is_busy(self) -> subprocess.Popen[bytes]:
         """A new server is on probation, and a sweep has a candidate in production's place."""
         program = "tunerd" if self.user is None else f"/home/{self.user}/.local/bin/tunerd"
         words = (program, "sweep", "run", "--budget", "10m", "--yes")
         sweep = self.machine.start(*words, user=self.user)
+        self._until_a_candidate()
+        return sweep
+
+    def _until_a_candidate(self) -> None:
         manager = "systemctl" if self.user is None else "systemctl --user"
         self.sh(f"until {manager} is-active -q 'tunerd-candidate-*'; do sleep 0.2; done")
-        return sweep
 
     def serves(self, context: int) -> None:
         """Production and daemon are well, nothing of a measurement is left, and this is what serves."""
@@ -105,12 +118,16 @@ def box(request: pytest.FixtureRequest, machines: Machines, build_root: Callable
 
 
 def test_versions_replace_each_other_while_something_is_measured_and_watched(box: Box) -> None:
+    box.has_a_night()
+    assert "tunerd-sweep.timer starts tunerd-sweep.service, which is gone" in box.install()
+    box.serves(512)
+    assert box.machine.show("tunerd-sweep.service", "LoadState", user=box.user) == "not-found"
     sweep = box.is_busy()
-    box.install()
+    assert "tunerd-sweep" not in box.install()
     sweep.wait(timeout=240)
     box.serves(512)
     assert len(box.json("history")["generations"]) == 2
-    assert len(box.json("sweep", "list")["sweeps"]) == 1
+    assert len(box.json("sweep", "list")["sweeps"]) == 2
     box.tunerd("rollback", "--yes")
     box.serves(1024)
     if VARIABLE not in os.environ:

@@ -7,6 +7,7 @@ by a stand-in that drafts in vain, so that no speculation wins.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import pwd
@@ -33,6 +34,7 @@ from tunerd.app import Context
 from tunerd.engine.choice import PlanRequest, request_again
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import TunerdError
+from tunerd.jobs import END, Tell, folder_of
 from tunerd.machine.facts import GpuProcess
 from tunerd.machine.files import Files, is_locked
 from tunerd.measure.compare import CompareRequest, run_compare
@@ -40,12 +42,12 @@ from tunerd.measure.pairs import Limits
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
 from tunerd.production.measurement import written_record
-from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import make_plan
 from tunerd.production.power import PowerRecord
 from tunerd.profile.arm import Arm
 from tunerd.profile.files import read_tuned
 from tunerd.records import read
+from tunerd.result import error_json
 from tunerd.settings import load_settings
 from tunerd.sweep.plan import SweepRequest
 from tunerd.sweep.promote import decline, promote
@@ -134,6 +136,8 @@ class Nights(Histories):
         self.decided: list[bytes | None] = []
         self.fails = self.regresses = self.has_no_store = False
         self.skipped_s: float | None = None
+        self.alive = contextlib.ExitStack()
+        self.night: Tell | None = None
         self.begun, self.proved, self.until_s = set[float | None](), set[int](), inf
         self.files: dict[bytes, tuple[str, int]] = {}
         self.planned: object = None
@@ -276,9 +280,8 @@ class Nights(Histories):
         sweep = None if job.found is None else job.found.payload.get("sweep")
         if sweep is not None and not (is_cut or self.has_no_store):
             assert show_sweep(self.ctx(), sweep).payload["state"] in {"done", "stopped"}
-        if job.is_over and self.manager.state(SWEEP_UNIT).is_active:
-            code = 0 if job.found is not None and not job.found.exit_code else 1
-            self.manager.end_main(SWEEP_UNIT, Ending(code=code))
+        if job.is_over:
+            self._night_ends(job.found, is_cut=is_cut)
 
     @is_measuring
     @rule(cut=st.builds(Cut, WHERE, st.sampled_from(["", "", "", "dies", "full", "ctrl-c"]), THEN))
@@ -289,9 +292,14 @@ class Nights(Histories):
         self._goes(job.go_on, cut)
 
     def _runs(self, start: Invocation) -> None:
-        if "night" not in start.argv:
+        folder, number = folder_of(self.ctx()), int(start.argv[-1]) if "job" in start.argv else 0
+        request = folder.request(number)
+        if request is None or request.kind != "sweep night":
             super()._runs(start)
             return
+        tell = self.alive.enter_context(folder.writing(number))
+        self.alive.callback(self.manager.end_main, start.unit, Ending(code=0))
+        self.night = tell
         begin_s = read_memory(self.ctx()).last_begin_s
         assert begin_s not in {self.skipped_s, *self.begun}, "it was to be skipped, or has been"
         self.begun.add(begin_s)
@@ -302,8 +310,16 @@ class Nights(Histories):
         if self.measuring is None:
             self._begin(night, Cut("starting the first"), in_window=True)
         else:
-            done = self._beside(night)
-            self.manager.end_main(start.unit, Ending(code=done.exit_code))
+            self._night_ends(self._beside(night), is_cut=False)
+
+    def _night_ends(self, done: Any, *, is_cut: bool) -> None:
+        """Its process is gone; one that was not killed has told what it came to."""
+        tell, self.night = self.night, None
+        if tell is not None and done is not None and not is_cut:
+            failed = isinstance(done, TunerdError)
+            told = error_json(done, "sweep night") if failed else done.to_json()
+            tell({"event": END, "exit_code": done.exit_code, "result": told})
+        self.alive.close()
 
     @rule(undo=st.booleans())
     def skip(self, undo: bool) -> None:

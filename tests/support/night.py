@@ -1,4 +1,4 @@
-"""A machine with the installed unit tunerd-sweep.service and an engine on which a sweep finds something.
+"""A machine on which nights are begun, and an engine on which a sweep finds something.
 
 On the stand-in every draft is wrong, so the profile that serves is far slower than one without speculation.
 """
@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.deployment import UNIT, Deployment, place_units, profile
+from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.sweep_box import RANGES, SPEED, WORKLOAD
 
-SWEEP = "tunerd-sweep.service"
+JOBS = "tunerd-job-*"
+"""The units of nights."""
 # What answers of a length that no sweep asks for take in service, without speculation: the planted
 # regression is slower than what it replaced.
 REGRESSION_TOKENS = 64
@@ -61,8 +62,27 @@ def candidates(box: Deployment) -> str:
     )  # fmt: skip
 
 
+def begin_night(box: Deployment) -> str:
+    """Begin a night at once; its unit."""
+    unit: str = box.json("schedule", "run-now", "--yes")["unit"]
+    return unit
+
+
+def newest_job(box: Deployment) -> Mapping[str, Any]:
+    """How the newest night goes, or went."""
+    found: Mapping[str, Any] = box.json("jobs")["jobs"][0]
+    return found
+
+
+def is_night(box: Deployment) -> bool:
+    """Whether a night is under way."""
+    return bool(
+        box.systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", JOBS)
+    )  # fmt: skip
+
+
 class Night:
-    """Profile `night` serves on the stand-in; `systemctl start tunerd-sweep` does the rest."""
+    """Profile `night` serves on the stand-in; `begin_night` does the rest."""
 
     def __init__(
         self, machine: Machine, *, sweep: str = "", user: str | None = None, **behaviour: Any
@@ -78,7 +98,6 @@ class Night:
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
         self.box.profile("night", text + RANGES)
-        place_units(machine, SWEEP, user=user)
         machine.python("-c", _PROVE, user=user)
         self.box.apply("night")
 
@@ -88,9 +107,6 @@ class Night:
         return self.machine.start("sh", "-c", _CLIENT.format(body=json.dumps(body)))
 
     # What there is
-
-    def state(self, unit: str = SWEEP) -> str:
-        return self.box.systemctl("is-active", unit, check=False)
 
     def newest(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.box.json("sweep", "show")
@@ -112,5 +128,5 @@ class Night:
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = 400.0) -> float:
         """Wait until something holds; how long that took [s]."""
         began_s = time.monotonic()
-        self.box.until(holds, what, unit=SWEEP, limit_s=limit_s)
+        self.box.until(holds, what, unit=JOBS, limit_s=limit_s)
         return time.monotonic() - began_s

@@ -48,7 +48,7 @@ EVIL = (
     "bench --url http://169.254.169.254/", "bench --suite all", "workload learn --unit sshd.service",
     "schedule set --timezone ../../etc/shadow", "schedule set --timezone /etc/shadow",
     "guard set service user", "jobs stop 1;reboot", "report --output /etc/cron.d/x", "report 1 -o x",
-    "settings", "engines keep mainline", "profiles new x", "sweep night --bound-to x", "probation take-back 1",
+    "settings", "engines keep mainline", "profiles new x", "probation take-back 1",
     "notify send x", "daemon", "supervise", "job 1", "look status", "web", "model new /tmp/x",
     "--system status", "status --help", "--help", "", "status --version", "history 1", "top --once",
     "profiles check /etc/shadow", "engines --prove keep x", "completion bash",

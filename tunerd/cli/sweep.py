@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -141,11 +140,10 @@ def resume(call: Call, sweep: int | None) -> ActionResult:
 
 @sweep_command.command(name="night")
 @click.option("--at-once", is_flag=True, hidden=True, help="Whatever the window says.")
-@click.option("--bound-to", hidden=True, help="The unit that this process is.")
 @yes_option
 @operation("render_night")
-def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
-    """Sweep as [sweep] in the settings says. tunerd-sweep.service runs this.
+def night(call: Call, at_once: bool) -> ActionResult:
+    """Sweep as [sweep] in the settings says. The job of a night runs this.
 
     If there is a sweep.window, the unit serves again by its end. An unfinished sweep that asked for the
     same is continued. If the engine was upgraded in place and a copy of the build before was kept, the two
@@ -153,14 +151,11 @@ def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
 
     \b
     Example:
-      systemctl start tunerd-sweep
       tunerd sweep night --yes
     """  # noqa: D301
     from tunerd.sweep.run import run_night
 
     ctx = call.context(acts=True)
-    if bound_to is not None:
-        ctx = replace(ctx, own_unit=bound_to)
     return run_night(ctx, confirm=call.agree, at_once=at_once, meet=_meeting(ctx))
 
 
@@ -307,7 +302,7 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     """What runs now."""
     last, number = payload["last"], payload["sweep"] or payload["waits"]
     if number is None:
-        if payload["unit_state"] in {"active", "activating"}:
+        if payload["unit"] is not None:
             yield f"{payload['unit']} runs, but no sweep yet: it is getting ready, or compares two builds"
         else:
             yield "no sweep is running"
@@ -367,7 +362,7 @@ def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
 
 @click.group(name="schedule")
 def schedule_command() -> None:
-    """Nights are sweeps that the daemon starts (tunerd-sweep.service), once each time the window opens."""
+    """Nights are sweeps that the daemon begins as jobs, once each time the window opens."""
 
 
 @schedule_command.command(name="show", short_help="Show the window and the next nights.")

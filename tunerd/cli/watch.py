@@ -24,7 +24,7 @@ from tunerd.cli.output import (
 from tunerd.errors import TunerdError
 from tunerd.operations import Call, Decimal, JobRequest, Question, asked, json_option, operation
 from tunerd.paths import paths_for
-from tunerd.result import ActionResult, ProgressSink, error_json
+from tunerd.result import ActionResult, Progress, ProgressSink, error_json
 from tunerd.web import view
 from tunerd.words import UNKNOWN, Mode, format_duration, format_mib, when
 
@@ -393,9 +393,15 @@ def job_command(terminal: Terminal, number: int) -> None:
     from tunerd.app import build_context
     from tunerd.jobs import run_job
 
+    said = progress_sink()  # to the journal, which outlives the job's folder
+
     def make_context(progress: ProgressSink) -> Context:
+        def tell(step: Progress) -> None:
+            progress(step)
+            said(step)
+
         return build_context(
-            mode=terminal.mode, progress=progress, start_supervisor=True, needs_settings=False
+            mode=terminal.mode, progress=tell, start_supervisor=True, needs_settings=False
         )
 
     raise click.exceptions.Exit(run_job(make_context, number, _act))

@@ -10,10 +10,9 @@ from tunerd.machine.process import own_command
 from tunerd.units.text import parse_unit
 from tunerd.words import Mode
 
-# Shipped units: what most of its commands may do, and what one that leaves this machine may.
-SWEEP = "tunerd-sweep"
+# Shipped texts: what most of its commands may do, and what one that leaves this machine may.
+JOB = "tunerd-job"
 NOTIFY = "tunerd-notify"
-SWEEP_UNIT = "tunerd-sweep.service"
 # What is said of each unit here; all else is said by the shipped one that it is like.
 _OWN = {"Description", "ExecStart"}
 _KEPT = ("HOME", "PATH", "PYTHONPATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
@@ -31,7 +30,7 @@ def start_own_unit(
     what: str,
     words: Sequence[str],
     *,
-    like: str = SWEEP,
+    like: str = JOB,
     is_told: bool = False,
 ) -> None:
     """Start a command of tunerd as a unit that is gone when it has ended.
@@ -71,22 +70,6 @@ def own_environment(ctx: Context) -> dict[str, str]:
         for name, value in sorted(ctx.environment.items())
         if name.startswith(_KEPT) and name != "TUNERD_LOG_LEVEL"
     }
-
-
-def start_sweep_unit(ctx: Context) -> None:
-    """Start the installed unit; where tunerd was not installed by install.sh, one like it.
-
-    Raises:
-        ServiceError: it does not start.
-        HostError: a shipped unit cannot be read.
-    """
-    ctx.services.reset_failed(SWEEP_UNIT)  # nothing is left then of a transient one
-    is_ours = (ctx.services.runtime_unit_dir / SWEEP_UNIT).exists()  # as files, without systemd
-    if ctx.services.state(SWEEP_UNIT).exists and not is_ours:
-        ctx.services.start(SWEEP_UNIT)
-        return
-    words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
-    start_own_unit(ctx, SWEEP_UNIT, "a sweep", words)
 
 
 def shipped_unit(ctx: Context, name: str) -> str:

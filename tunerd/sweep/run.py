@@ -20,7 +20,7 @@ from tunerd.engine.log import LoggedRequest
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now, stands
 from tunerd.errors import Busy, HostError, LeaseEnded, Stranded, TunerdError, UsageError
-from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
+from tunerd.jobs import begin_measuring, job_unit, stop_job, sweeping_job
 from tunerd.machine.files import holder_of, is_locked, lock
 from tunerd.machine.process import words_of
 from tunerd.measure import compare
@@ -31,10 +31,8 @@ from tunerd.measure.life import Texts, prompt_book
 from tunerd.measure.pairs import Limits
 from tunerd.measure.store import EvidenceStore, demand_storable, reading
 from tunerd.measure.trust import FLATTERED, mostly_repeated
-from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, demand_alone, hold
 from tunerd.production.measurement import read_measurement
-from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
 from tunerd.production.power import power_limit
 from tunerd.profile.arm import Arm, Best, Builds, Sample, as_samples
@@ -62,7 +60,6 @@ from tunerd.sweep.schedule import deadline_of, demand_open, demand_time, least_t
 from tunerd.sweep.space import changed
 from tunerd.sweep.tuner import PROMOTE, Outcome, tune
 from tunerd.units.generations import Generation
-from tunerd.units.manager import UP
 from tunerd.words import counted, format_duration
 
 _LOOK_BACK = 100
@@ -735,7 +732,6 @@ class _Run:
         return False
 
 
-_STOP_S = 1800.0
 _UNIT_POLL_S = 1.0
 
 
@@ -786,11 +782,7 @@ def start_night(
 def _begun(
     ctx: Context, kind: str, argv: Sequence[str], request: SweepRequest, messages: Sequence[Message]
 ) -> ActionResult:
-    asked_by = ctx.environment.get("SUDO_USER") or ctx.environment.get("USER") or "root"
-    now_s = ctx.clock.now_s()
-    job = JobRequest(kind, tuple(argv), Lane.MEASURE, asked_by, now_s, is_member=ctx.is_unattended)
-    demand_lane(ctx, job)
-    number = start_job(ctx, job)
+    number = begin_measuring(ctx, kind, argv)
     unit, hint = job_unit(number), "`tunerd sweep watch`; `tunerd sweep stop` ends it"
     payload = {"unit": unit, "job": number, "budget_s": request.budget_s}
     started = note("started", f"{unit} runs", hint)
@@ -801,15 +793,12 @@ def stop_sweep(ctx: Context) -> ActionResult:
     """End the sweep under way; its samples are kept, and production serves again.
 
     Raises:
-        UsageError: none is under way as a unit.
+        UsageError: none is under way as a job.
         ServiceError: it does not stop.
     """
     number, job = running_sweep(ctx), sweeping_job(ctx)
     if job is not None:
         stop_job(ctx, job)
-    elif _is_up(ctx):
-        ctx.say("ending the sweep; production comes back")
-        ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
     elif is_locked(ctx.paths.sweep_lock):
         pid = holder_of(ctx.paths.sweep_lock)
         raise UsageError(
@@ -818,7 +807,7 @@ def stop_sweep(ctx: Context) -> ActionResult:
         )
     else:
         raise UsageError("no sweep is under way", hint="`tunerd sweep list`")
-    payload = {"unit": SWEEP_UNIT if job is None else job_unit(job), "sweep": number}
+    payload = {"unit": job_unit(job), "sweep": number}
     kept = note("kept", "its samples are kept", "`tunerd sweep resume` continues it")
     return ActionResult("sweep stop", payload, (kept,), has_acted=True)
 
@@ -833,8 +822,7 @@ def sweep_status(ctx: Context) -> ActionResult:
     # Between two leases of one sweep nothing is measured; one that was cut has no end either, and no lock.
     is_open = is_locked(ctx.paths.sweep_lock) and any(one.run.outcome is None for one in newest)
     payload = {
-        "unit": SWEEP_UNIT if job is None else job_unit(job),
-        "unit_state": ctx.services.state(SWEEP_UNIT).active_state if job is None else "active",
+        "unit": None if job is None else job_unit(job),
         "sweep": number,
         "since_s": None if record is None else record.since_s,
         "until_s": None if record is None else record.until_s,
@@ -852,13 +840,14 @@ def watch_sweep(ctx: Context) -> Iterator[str]:
         UsageError: none is under way.
     """
     seen, number = 0, running_sweep(ctx)
-    while number is None and _is_up(ctx):  # builds that nobody tried yet are tried first
+    # Builds that nobody tried yet are tried first.
+    while number is None and sweeping_job(ctx) is not None:
         ctx.clock.sleep(_UNIT_POLL_S)
         number = running_sweep(ctx)
     if number is None:
         raise UsageError("no sweep is under way", hint="`tunerd sweep start`")
     while True:
-        is_running = running_sweep(ctx) == number or _is_up(ctx)
+        is_running = running_sweep(ctx) == number or sweeping_job(ctx) is not None
         with reading(ctx) as store:
             events = () if store is None else store.readable_events(number)[0]
         for event in events[seen:]:
@@ -892,14 +881,9 @@ def _last(sweep: StoredSweep, events: Sequence[Mapping[str, Any]]) -> dict[str, 
     }
 
 
-def _is_up(ctx: Context) -> bool:
-    """Whether a night or a job sweeps, or gets ready to."""
-    state = ctx.services.state(SWEEP_UNIT).active_state
-    return sweeping_job(ctx) is not None or state in UP
-
-
 def _demand_none(ctx: Context) -> None:
-    if _is_up(ctx) or is_locked(ctx.paths.sweep_lock) or is_locked(ctx.paths.measure_lock):
+    is_held = is_locked(ctx.paths.sweep_lock) or is_locked(ctx.paths.measure_lock)
+    if is_held or sweeping_job(ctx) is not None:
         record = read_measurement(ctx)
         raise Busy(
             "another measurement is under way",

@@ -13,14 +13,14 @@ from tunerd import calendar
 from tunerd.app import Context
 from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import TunerdError, UsageError
+from tunerd.jobs import begin_measuring, job_unit, sweeping_job
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import is_locked, lock
-from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
 from tunerd.production.probation import daemon_lock
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings_file import set_keys
-from tunerd.units.manager import PORT_LIMIT_S, UP
+from tunerd.units.manager import PORT_LIMIT_S
 from tunerd.words import Mode, format_duration, local_time
 
 _LEAST_STARTS = 4  # what serves now and one more, each started twice
@@ -146,7 +146,7 @@ _LEAST_NIGHT_S = 900.0
 def show_schedule(ctx: Context) -> ActionResult:
     """The window, whether nights are begun by themselves, and when the next ones are."""
     settings = ctx.settings
-    memory = read_memory(ctx)
+    memory, job = read_memory(ctx), sweeping_job(ctx)
     payload = {
         "enabled": settings.schedule.enabled,
         "window": settings.sweep.window,
@@ -155,8 +155,8 @@ def show_schedule(ctx: Context) -> ActionResult:
         "missed": settings.schedule.missed,
         "begin": settings.schedule.begin,
         "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
-        "unit": SWEEP_UNIT,
-        "running": ctx.services.state(SWEEP_UNIT).active_state in UP,
+        "unit": None if job is None else job_unit(job),
+        "running": job is not None,
         "last_begin_s": memory.last_begin_s,
         "asked_s": memory.asked_s,
         "nights": [
@@ -261,34 +261,32 @@ def is_wanted_later(ctx: Context) -> bool:
 
 
 def _is_sweeping(ctx: Context) -> bool:
-    """Whether a night, or somebody, sweeps; it may have yielded."""
-    is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
-    return is_up or is_locked(ctx.paths.sweep_lock)
+    """Whether a job, or somebody, sweeps; it may have yielded."""
+    return sweeping_job(ctx) is not None or is_locked(ctx.paths.sweep_lock)
 
 
 def _waits_for_sleep(ctx: Context) -> bool:
     return ctx.settings.schedule.begin == "asleep"
 
 
-def begin_night(ctx: Context, opening: calendar.Opening) -> bool:
-    """Start the sweep's unit, once for an opening; False where there is a sweep already.
+def begin_night(ctx: Context, opening: calendar.Opening) -> int | None:
+    """Begin the job that sweeps, once for an opening; its number, None where there is a sweep already.
 
     Raises:
-        HostError: that it was begun, or its unit, cannot be written.
-        ServiceError: it does not start, and may be tried again.
+        HostError: that it was begun, or its request, cannot be written.
+        Busy, ServiceError: it does not start, and may be tried again.
     """
     is_sweeping, before = _is_sweeping(ctx), read_memory(ctx)
     # First: whoever dies in between loses a night rather than having two of it.
     _change_memory(ctx, last_begin_s=opening.span.begin_s, asked_s=None)
     if is_sweeping:
-        return False
+        return None
     try:
-        start_sweep_unit(ctx)
+        return begin_measuring(ctx, "sweep night", ["sweep", "night", "--yes"])
     except TunerdError:
         with contextlib.suppress(TunerdError):
             _change_memory(ctx, last_begin_s=before.last_begin_s, asked_s=before.asked_s)
         raise
-    return True
 
 
 def forget_what_is_ahead(ctx: Context) -> None:

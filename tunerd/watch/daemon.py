@@ -23,13 +23,15 @@ from apscheduler.triggers.base import BaseTrigger
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
-from tunerd.errors import Busy, HostError, TunerdError
+from tunerd.errors import Busy, HostError, Interrupted, TunerdError
+from tunerd.jobs import Job, folder_of, job_unit, read_job, sweeping_job
 from tunerd.machine.clock import Clock, Steps
 from tunerd.machine.files import holder_of, is_locked, lock, stamp_of, stopped_hint
 from tunerd.machine.process import is_stopped
+from tunerd.operations import JobState
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
-from tunerd.production.own import SWEEP_UNIT, start_own_unit
+from tunerd.production.own import start_own_unit
 from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.production.status import HAND_IN_EVERY_S, HandedIn
@@ -46,13 +48,13 @@ from tunerd.watch.probation import BY_GUARD, is_raise
 from tunerd.watch.watcher import Watcher
 
 log = structlog.get_logger()
-Job = Callable[[], float | None]
+Task = Callable[[], float | None]
 
 
 class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
     """When a job runs again: as long after its run as it said then, or as usual."""
 
-    def __init__(self, clock: Clock, job: Job, usual_s: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock, job: Task, usual_s: Callable[[], float]) -> None:
         self._clock = clock
         self._job = job
         self._usual_s = usual_s
@@ -137,7 +139,7 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._woken.put(None)
 
     def every(
-        self, name: str, job: Job, usual_s: float | Callable[[], float], *, first_s: float = 0.0
+        self, name: str, job: Task, usual_s: float | Callable[[], float], *, first_s: float = 0.0
     ) -> None:
         """Run a job in `first_s`, and again and again; it takes the place of one of the same name.
 
@@ -369,27 +371,25 @@ RETRY_S = 120.0
 _LEAST_WAIT_S = 1.0
 # While a sweep runs: how late its end is told at most. And how late it is seen that the server sleeps.
 _RUNS_S = 60.0
-_LOG_LINES = 60
-# The line that `tunerd sweep night` prints after the sentence of its verdict.
-_COUNTED = re.compile(r"sweep \d+: [\d,]+ configurations?, ")
+# A night as told of when it began, by an earlier version too.
+_NIGHT_UNIT = re.compile(r"tunerd-(?:job-(\d+)|sweep)\.service")
 _OF_A_NIGHT = ("night", "sweep-over", "sweep-failed")
-_COMPARED = re.compile(r"run \d+: [\d,]+ pairs? in ")
 
 
 class Nights(Teller):
-    """Begins each night once."""
+    """Begins each night once, and tells how sweeps that run as jobs ended."""
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
-        self._runs: bool | None = None  # which the history tells a daemon that has just begun
+        self._is_new = True
         self._waits = False
-        self._life: str | None = None
+        self._job: int | None = None
 
     def look(self) -> float:
         """Begin a night that is due; how long to wait until the next look [s]."""
         wait_s = self._look_at_window()
         self._look_at_sweep()
-        return min(wait_s, _RUNS_S) if self._runs else wait_s
+        return wait_s if self._job is None else min(wait_s, _RUNS_S)
 
     def _look_at_window(self) -> float:
         early_s = _CLOCK_IS_SET_S - self._ctx.clock.monotonic_s()
@@ -416,57 +416,60 @@ class Nights(Teller):
         return min(max(following - now_s, _LEAST_WAIT_S), LONGEST_WAIT_S)
 
     def _begin(self, due: Opening) -> None:
-        if begin_night(self._ctx, due):
+        self._job = begin_night(self._ctx, due)
+        if self._job is not None:
             self._said.clear()
-            self._event("night", "note", f"the window is open: {SWEEP_UNIT} began")
+            self._event("night", "note", f"the window is open: {job_unit(self._job)} began")
         else:
-            is_own = self._ctx.services.state(SWEEP_UNIT).active_state in UP
-            runs = f"{SWEEP_UNIT} already runs" if is_own else "somebody already sweeps"
+            job = sweeping_job(self._ctx)
+            runs = "somebody already sweeps" if job is None else f"{job_unit(job)} already runs"
             self._event("night", "note", f"the window is open, and {runs}: no other night begins")
 
     def _look_at_sweep(self) -> None:
-        """A sweep that ran at the last look and does not now has ended."""
+        """A job that swept at the last look and does not now has ended."""
         try:
-            state = self._ctx.services.state(SWEEP_UNIT)
-            if self._runs is None:
-                self._runs = self._was_begun()
-            has_run, self._runs = self._runs, state.active_state in UP
-            # systemd forgets that of one that ended well
-            self._life = state.invocation_id or self._life
-            if has_run and not self._runs:
-                lines: Sequence[str] = ()
-                if (life := self._life) is not None:
-                    log_of = self._ctx.services.log
-                    lines = log_of(SWEEP_UNIT, invocation_id=life, max_lines=_LOG_LINES)
-                self._say_end(state.result, lines)
+            before, is_new = self._job, self._is_new
+            self._job, self._is_new = None, False  # what cannot be read is told of once
+            number = before or (self._begun_before() if is_new else None) or sweeping_job(self._ctx)
+            if number is None:
+                return
+            is_alive = folder_of(self._ctx).is_alive(number)  # what it told is much, and read once
+            job = None if is_alive else read_job(self._ctx, number)
+            if job is None or not job.state.is_over:
+                self._job = number
+            else:
+                self._say_end(job)
         except TunerdError as problem:
             self._say_once(problem)
 
-    def _was_begun(self) -> bool:
-        """Whether a daemon before this one told of a night, and none of its end."""
+    def _begun_before(self) -> int | None:
+        """The job of a night that a daemon before this one told of, where it told of none of its end."""
         clock, newest = self._ctx.clock, newest_told(self._ctx, *_OF_A_NIGHT)
-        is_own = newest is not None and newest.kind == _OF_A_NIGHT[0] and SWEEP_UNIT in newest.text
-        if newest is None or not is_own:
-            return False
-        if newest.at_s >= clock.now_s() - clock.monotonic_s():
-            return True
-        text = "how the sweep ended is not known: the machine was restarted since it began"
+        if newest is None or newest.kind != _OF_A_NIGHT[0]:
+            return None
+        if (named := _NIGHT_UNIT.search(newest.text)) is None:
+            return None
+        is_of_boot = newest.at_s >= clock.now_s() - clock.monotonic_s()
+        number = int(named[1] or 0)
+        if is_of_boot and folder_of(self._ctx).request(number) is not None:
+            return number
+        text = "how the sweep ended is not known: the machine was restarted, or tunerd upgraded, since it began"
         self._event("sweep-failed", "warning", text, "`tunerd sweep status`")
-        return False
+        return None
 
-    def _say_end(self, result: str, lines: Sequence[str]) -> None:
-        if result == "success" and any(_COMPARED.match(line) for line in lines):
+    def _say_end(self, job: Job) -> None:
+        result = {} if job.end is None else job.end["result"]
+        failed = result.get("error")
+        if job.state is JobState.DONE and result.get("command") == "compare":
             text = "the night compared the build before with the one after an upgrade"
             self._event("sweep-over", "note", text, "`tunerd results list`")
-            return
-        if result == "success":
-            counted = [at for at, line in enumerate(lines) if at and _COUNTED.match(line)]
-            said = f": {lines[counted[-1] - 1]}" if counted else ""
-            self._event("sweep-over", "note", f"the sweep is over{said}", "`tunerd sweep show`")
-            return
-        why = next((line for line in reversed(lines) if line.startswith("error:")), result)
-        hint = f"{self._ctx.log_of(SWEEP_UNIT)}; `tunerd sweep status`"
-        self._event("sweep-failed", "error", f"the sweep failed ({why})", hint)
+        elif job.state is JobState.DONE or (failed and failed["code"] == Interrupted.code):
+            said = result.get("sentence", "it was stopped")
+            self._event("sweep-over", "note", f"the sweep is over: {said}", "`tunerd sweep show`")
+        else:
+            why = failed["message"] if failed else result.get("sentence", "its process was killed")
+            hint = f"`tunerd jobs watch {job.number}`; `tunerd sweep status`"
+            self._event("sweep-failed", "error", f"the sweep failed ({why})", hint)
 
     def _say_once(self, problem: TunerdError) -> None:
         self._once(problem.message, "night-failed", "error", problem.words, problem.hint)

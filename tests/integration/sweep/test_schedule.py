@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,20 +17,23 @@ import pytest
 from tests.fault.fuse import Fuse, Kind, Step, fused_services
 from tests.support.bench_samples import sweep_event
 from tests.support.faked import set_to
-from tests.support.fakes import FakeClock, FakeServiceManager, Life
+from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
 from tests.support.local_box import Box, codes
+from tests.support.stores import queried
 from tunerd.app import Context
 from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
-from tunerd.errors import Busy, ServiceError, UsageError
+from tunerd.errors import Busy, Interrupted, ServiceError, UsageError
+from tunerd.jobs import END, Tell, begin_measuring, folder_of, running_jobs
 from tunerd.machine.clock import local_zone
 from tunerd.machine.files import Files, lock
 from tunerd.measure.evidence import RunRecord
 from tunerd.measure.store import EvidenceStore
-from tunerd.production.own import SWEEP_UNIT
+from tunerd.operations import JobRequest, Lane
 from tunerd.production.probation import daemon_lock
+from tunerd.result import error_json
 from tunerd.sweep.run import sweep_status, watch_sweep
 from tunerd.sweep.schedule import ask_tonight, read_memory, show_schedule, skip_tonight
-from tunerd.tryout.local_service import Ending
+from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
 from tunerd.watch.figures import Event
 from tunerd.watch.history import HistoryKeeper, history
@@ -34,7 +41,7 @@ from tunerd.words import Mode
 
 BERLIN = ZoneInfo("Europe/Berlin")
 WINDOW = parse_window("01:00-06:30", "daily", "Europe/Berlin")
-SWEEP = "[Service]\nType=exec\nExecStart=/bin/sweep\n"
+STAYS = {"command": "sweep night", "sentence": "It stays."}
 
 
 def at(text: str) -> float:
@@ -109,14 +116,55 @@ def test_the_tz_of_a_shell_moves_no_window_that_a_daemon_elsewhere_keeps(tmp_pat
 # The daemon
 
 
+class Jobs:
+    """What the processes of jobs do: each is alive for an hour, then tells what it came to."""
+
+    def __init__(self) -> None:
+        self.ctx: Context | None = None
+        self.result: Mapping[str, Any] | None = STAYS
+        self.exit_code = 0
+        self._alive = contextlib.ExitStack()
+        self._tell: Tell | None = None
+        self._end_s = 0.0
+
+    def __call__(self, start: Invocation) -> Life:
+        assert self.ctx is not None
+        self._tell = self._alive.enter_context(folder_of(self.ctx).writing(int(start.argv[-1])))
+        self._end_s = self.ctx.clock.now_s() + 3600.0
+        return Life()
+
+    def end(self) -> None:
+        if self._tell is not None and self.result is not None:
+            self._tell({"event": END, "exit_code": self.exit_code, "result": self.result})
+        self._tell = None
+        self._alive.close()
+
+    def sleep(self, seconds: float) -> None:
+        assert self.ctx is not None
+        self.ctx.clock.sleep(seconds)
+        if self.ctx.clock.now_s() >= self._end_s:
+            self.end()
+
+
+def jobs_of(ctx: Context) -> Jobs:
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    found = manager.programs[sys.executable]
+    assert isinstance(found, Jobs)
+    return found
+
+
 def box(tmp_path: Path, now: str, *, enabled: bool = True) -> Context:
-    clock = FakeClock(now_s=at(now))
-    programs = {"/bin/sweep": lambda _start: Life(ends_after_s=3600)}
-    manager = FakeServiceManager(tmp_path, clock, programs)
-    (manager.unit_dir / SWEEP_UNIT).write_text(SWEEP)
+    clock, jobs = FakeClock(now_s=at(now)), Jobs()
+    manager = FakeServiceManager(tmp_path, clock, {sys.executable: jobs})
     ctx = set_to(Box(tmp_path).context, sweep__window="01:00-06:30",
                  sweep__timezone="Europe/Berlin", schedule__enabled=enabled)  # fmt: skip
-    return replace(ctx, clock=clock, services=manager)
+    jobs.ctx = replace(ctx, clock=clock, services=manager, mode=Mode.USER)
+    return jobs.ctx
+
+
+def sweep(ctx: Context) -> int:
+    return begin_measuring(ctx, "sweep night", ["sweep", "night", "--yes", "--at-once"])
 
 
 def faked(tmp_path: Path) -> tuple[Context, FakeServiceManager, FakeClock]:
@@ -134,7 +182,7 @@ def starts(ctx: Context, looks: int = 1) -> tuple[list[str], list[float]]:
     waits = []
     for _ in range(looks):
         waits.append(nights.look())
-        ctx.clock.sleep(waits[-1])
+        jobs_of(ctx).sleep(waits[-1])
     return [event.kind for event in told], waits
 
 
@@ -166,7 +214,7 @@ def test_a_night_that_began_on_a_clock_that_was_set_back_since_is_had_again(tmp_
     assert starts(ctx)[0] == ["night"]
     clock.set_wall(at("2026-11-22 22:00"))
     assert starts(ctx)[0] == []
-    ctx.services.stop(SWEEP_UNIT)  # which ends by itself, seeing the same clock
+    jobs_of(ctx).end()  # by itself, seeing the same clock
     clock.set_wall(at("2026-11-23 01:00"))
     assert starts(ctx)[0] == ["night"]
     clock.set_wall(at("2026-11-23 00:59"))
@@ -177,13 +225,13 @@ def test_a_machine_that_has_just_booted_begins_a_night_once_its_clock_was_set(
     tmp_path: Path,
 ) -> None:
     """A board that keeps local time, or has no battery, stopped production at each boot whose hour lay in the window."""
-    ctx, manager, _ = faked(tmp_path)
+    ctx = box(tmp_path, "2026-11-23 01:00")
     clock = FakeClock(now_s=at("2026-11-23 01:30"), monotonic_s=20.0)
-    ctx = replace(ctx, clock=clock)
+    ctx = jobs_of(ctx).ctx = replace(ctx, clock=clock)
     assert starts(ctx) == ([], [280.0])
     clock.set_wall(at("2026-11-22 23:30"))
     assert starts(ctx)[0] == []
-    assert not manager.state(SWEEP_UNIT).is_active
+    assert not running_jobs(ctx)
     clock.set_wall(at("2026-11-23 01:30"))
     assert starts(ctx)[0] == ["night"]
 
@@ -195,25 +243,26 @@ def test_the_shortest_window_has_its_night_though_the_look_comes_late(
     """One of a quarter of an hour was set and shown, and each night was over when it was looked at."""
     ctx = set_to(box(tmp_path, "2026-11-23 01:00"), sweep__window="01:00-01:15")
     clock = FakeClock(now_s=at("2026-11-23 01:00") + 0.5, monotonic_s=since_boot_s)
-    assert starts(replace(ctx, clock=clock), looks=2)[0] == ["night"]
+    ctx = jobs_of(ctx).ctx = replace(ctx, clock=clock)
+    assert starts(ctx, looks=2)[0] == ["night"]
 
 
 def test_a_boot_with_a_clock_that_is_years_behind_begins_no_second_night(tmp_path: Path) -> None:
-    ctx, manager, _ = faked(tmp_path)
+    ctx = box(tmp_path, "2026-11-23 01:00")
     assert starts(ctx)[0] == ["night"]
-    manager.stop(SWEEP_UNIT)
+    jobs_of(ctx).end()
     clock = FakeClock(now_s=at("1970-01-01 02:00"), monotonic_s=20.0)
-    ctx = replace(ctx, clock=clock)
+    ctx = jobs_of(ctx).ctx = replace(ctx, clock=clock)
     assert starts(ctx)[0] == []
     clock.set_wall(at("2026-11-23 01:30"))
     assert starts(ctx, looks=3)[0] == []
-    assert not manager.state(SWEEP_UNIT).is_active
+    assert not running_jobs(ctx)
 
 
 def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00", enabled=False)
     assert starts(ctx, looks=3) == ([], [LONGEST_WAIT_S] * 3)
-    assert not ctx.services.state(SWEEP_UNIT).is_active
+    assert not running_jobs(ctx)
 
 
 def test_a_night_that_cannot_begin_is_told_once_and_begins_when_it_can(tmp_path: Path) -> None:
@@ -222,37 +271,43 @@ def test_a_night_that_cannot_begin_is_told_once_and_begins_when_it_can(tmp_path:
     told, waits = starts(ctx, looks=6)
     assert told == ["night-failed", "night"]
     assert sum(waits[:3]) < 600, "before the opening counts as missed"
-    assert manager.state(SWEEP_UNIT).is_active
+    assert [one.request.argv for one in running_jobs(ctx)] == [("sweep", "night", "--yes")]
 
 
 def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00")
     (ctx.paths.state_dir / "schedule.json").mkdir(parents=True)
     assert starts(ctx, looks=20)[0] == ["night-failed"]
-    assert not ctx.services.state(SWEEP_UNIT).is_active
+    assert not running_jobs(ctx)
+
+
+FAILED = UsageError("llama-server.service is not enabled")
 
 
 @pytest.mark.parametrize(
-    ("ending", "lines", "event"),
+    ("result", "exit_code", "event"),
     [
-        (Ending(code=0), ("Nothing is worth changing.", "sweep 3: 1 configuration, 1,031 starts in 2 h"),
-         ("sweep-over", "note", "the sweep is over: Nothing is worth changing.")),
-        (Ending(code=0), ("A (kept-aaa) is 12 % faster", "run 7: 1 pair in 10 min 00 s; the unit was away"),
+        (STAYS, 0, ("sweep-over", "note", "the sweep is over: It stays.")),
+        ({"command": "compare"}, 0,
          ("sweep-over", "note", "the night compared the build before with the one after an upgrade")),
-        (Ending(code=1), ("error: llama-server.service is not enabled", "  state   nothing was touched"),
-         ("sweep-failed", "error", "the sweep failed (error: llama-server.service is not enabled)")),
+        (error_json(Interrupted("interrupted"), "sweep night"), 143,
+         ("sweep-over", "note", "the sweep is over: it was stopped")),
+        (error_json(FAILED, "sweep night"), 2,
+         ("sweep-failed", "error", f"the sweep failed ({FAILED.message})")),
+        (STAYS, 1, ("sweep-failed", "error", "the sweep failed (It stays.)")),
+        (None, 0, ("sweep-failed", "error", "the sweep failed (its process was killed)")),
     ],
 )  # fmt: skip
 def test_how_a_night_ended_is_told_once(
-    tmp_path: Path, ending: Ending, lines: tuple[str, ...], event: tuple[str, str, str]
+    tmp_path: Path, result: Mapping[str, Any] | None, exit_code: int, event: tuple[str, str, str]
 ) -> None:
-    ctx, manager, _ = faked(tmp_path)
-    life = Life(prints=lines, ends_after_s=3600, ending=ending)
-    manager.programs["/bin/sweep"] = lambda _start: life
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    jobs = jobs_of(ctx)
+    jobs.result, jobs.exit_code = result, exit_code
     told: list[Event] = []
     nights = Nights(ctx, told.append)
     for _ in range(120):
-        ctx.clock.sleep(nights.look())
+        jobs.sleep(nights.look())
     assert [(one.kind, one.level, one.text) for one in told[1:]] == [event]
 
 
@@ -263,13 +318,10 @@ def test_how_a_night_ended_is_told_once(
 def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
     tmp_path: Path, boots_s: float, said: str
 ) -> None:
-    ctx, manager, clock = faked(tmp_path)
-    lines = ("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h")
-    manager.programs["/bin/sweep"] = lambda _start: Life(prints=lines, ends_after_s=60)
+    ctx, _, clock = faked(tmp_path)
     keeper = HistoryKeeper(ctx, lambda _event: None)
     Nights(ctx, keeper.add_event).look()
-    clock.sleep(3600.0)
-    assert not ctx.services.state(SWEEP_UNIT).is_active
+    jobs_of(ctx).sleep(3600.0)
     if boots_s > 0:
         ctx = replace(ctx, clock=FakeClock(now_s=clock.now_s(), monotonic_s=boots_s))
     for _ in range(2):
@@ -281,29 +333,34 @@ def test_a_night_that_ended_while_no_daemon_looked_is_told_by_the_next_one(
     assert texts[0].startswith(said)
 
 
-def test_what_an_earlier_night_said_is_not_told_of_one_that_said_nothing(tmp_path: Path) -> None:
-    """systemd forgets which invocation it was that ended well, and the newest lines were those of the night before."""
-    ctx, manager, _ = faked(tmp_path)
-    lives = iter([("It stays.", "sweep 3: 12 configurations, 31 starts in 2 h"), ("interrupted",)])
-    manager.programs["/bin/sweep"] = lambda _start: Life(prints=next(lives), ends_after_s=600)
-    told: list[Event] = []
-    nights = Nights(ctx, told.append)
-    while ctx.clock.now_s() < at("2026-11-24 02:00"):
-        ctx.clock.sleep(nights.look())
-        if not manager.state(SWEEP_UNIT).is_active:
-            manager.reset_failed(SWEEP_UNIT)  # as systemd does of a unit that nothing refers to
-    over = [event.text for event in told if event.kind == "sweep-over"]
-    assert over == ["the sweep is over: It stays.", "the sweep is over"]
-
-
-def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
+def test_a_night_that_an_upgrade_ended_as_an_earlier_version_began_it_is_told(
     tmp_path: Path,
 ) -> None:
-    ctx = box(tmp_path, "2026-11-23 01:00")
-    ctx.services.start(SWEEP_UNIT)
+    ctx = box(tmp_path, "2026-11-23 12:00")
+    keeper = HistoryKeeper(ctx, lambda _event: None)
+    text = "the window is open: tunerd-sweep.service began"
+    keeper.add_event(Event(ctx.clock.now_s(), "night", "note", text))
+    for _ in range(2):
+        Nights(ctx, keeper.add_event).look()
+    texts = [one.text for one in history(ctx, 0.0, 0.0).events]
+    assert [text.startswith("how the sweep ended is not known") for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_sweep_that_a_person_began_as_a_job_is_that_night_and_its_end_is_told(
+    tmp_path: Path, is_seen: bool
+) -> None:
+    """Of `schedule run-now` nobody was told how it ended."""
+    ctx = box(tmp_path, "2026-11-22 22:00" if is_seen else "2026-11-23 01:00")
+    sweep(ctx)
     told: list[Event] = []
-    Nights(ctx, told.append).look()
-    assert ["already runs" in event.text for event in told] == [True]
+    nights = Nights(ctx, told.append)
+    for _ in range(70):
+        jobs_of(ctx).sleep(nights.look())
+    over = "the sweep is over: It stays."
+    runs = "the window is open, and tunerd-job-1.service already runs: no other night begins"
+    expected = [over] if is_seen else [runs, over]
+    assert [event.text for event in told][: len(expected)] == expected
 
 
 def test_a_night_that_waited_from_its_beginning_on_was_not_missed(tmp_path: Path) -> None:
@@ -317,7 +374,7 @@ def test_a_night_that_waited_from_its_beginning_on_was_not_missed(tmp_path: Path
     assert [one.kind for one in told] == ["night"]
 
 
-def test_a_sweep_in_a_unit_of_its_own_or_in_a_terminal_is_the_sweep_of_that_night(
+def test_a_sweep_in_a_terminal_is_the_sweep_of_that_night(
     tmp_path: Path,
 ) -> None:
     """`schedule run-now` in the evening: the night began beside it, and failed."""
@@ -339,7 +396,7 @@ def test_a_sweep_in_a_unit_of_its_own_or_in_a_terminal_is_the_sweep_of_that_nigh
     assert [one.text for one in told] == [
         "the window is open, and somebody already sweeps: no other night begins"
     ]
-    assert not ctx.services.state(SWEEP_UNIT).is_active
+    assert not running_jobs(ctx)
 
 
 def test_a_night_that_is_getting_ready_is_not_taken_for_the_sweep_that_a_power_cut_ended(
@@ -352,13 +409,33 @@ def test_a_night_that_is_getting_ready_is_not_taken_for_the_sweep_that_a_power_c
     with EvidenceStore(ctx.paths.evidence) as store:
         number = store.add_run(record)
         store.add_sweep_event(number, sweep_event("p"))
-    ctx.services.start(SWEEP_UNIT)
+    request = JobRequest("sweep night", (), Lane.MEASURE, "root", began_s)
+    folder_of(ctx).create(request)  # whose process does not begin
     assert sweep_status(ctx).payload["waits"] is None
     with lock(ctx.paths.sweep_lock, purpose="sweep", since="now"):
         assert sweep_status(ctx).payload["waits"] == number
     with pytest.raises(UsageError, match="no sweep is under way"):
         list(watch_sweep(ctx))
-    assert ctx.clock.now_s() >= began_s + 3600
+    assert ctx.clock.now_s() >= began_s + 120
+
+
+def test_a_damaged_event_does_not_keep_anybody_from_watching_the_sweep(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    run = RunRecord(kind="sweep", suites=("workload",), started_s=1.0, target="a box")
+    with EvidenceStore(ctx.paths.evidence) as store:
+        number = store.add_run(run)
+        for process in ("damaged", "whole"):
+            store.add_sweep_event(number, sweep_event(process))
+    spoil = "UPDATE entry SET body = '{bad' WHERE run_id = ? AND body LIKE '%damaged%'"
+    queried(ctx.paths.evidence, spoil, number)
+    spec = LeaseSpec("1234abcd", ctx.unit, restores=False, limit_s=9.0, why=f"sweep {number} of x")
+    record = LeaseRecord(spec.id, spec.production, spec.why, 1, 0.0, 9e9, restores=False)
+    ctx.files.keep(ctx.paths.measurement, record)
+    lease = ctx.services.lease(spec)
+    lines = watch_sweep(ctx)
+    assert next(lines).startswith("start")
+    lease.end()
+    assert list(lines) == []
 
 
 def test_what_is_skipped_while_a_night_does_not_begin_stays_skipped(tmp_path: Path) -> None:
@@ -366,13 +443,15 @@ def test_what_is_skipped_while_a_night_does_not_begin_stays_skipped(tmp_path: Pa
     ctx, manager, _ = faked(tmp_path)
 
     def skip_and_refuse(step: Step) -> None:
-        if step.text == "start":
+        if step.text.startswith("run_transient"):
             skip_tonight(ctx, undo=False)
             raise ServiceError("it does not start")
 
     fuse = Fuse(0, skip_and_refuse, until=9, of=Kind.UNITS)
     refusing = replace(ctx, services=fused_services(manager, fuse))
-    assert starts(refusing)[0] == ["night-failed"]
+    told: list[Event] = []
+    Nights(refusing, told.append).look()
+    assert [event.kind for event in told] == ["night-failed"]
     assert read_memory(ctx) == Memory(skip_begin_s=at("2026-11-24 01:00"))
 
 
