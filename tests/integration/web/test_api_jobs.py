@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+from collections import UserDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
     assert shown[0]["kind"] in {"workload learn", "apply", "plan"}
 
 
-class LateSignal(dict[str, Any]):
+class LateSignal(UserDict[str, Any]):
     """What a job came to; it is told to end just as that is being kept."""
 
     def keys(self) -> Any:
