@@ -112,6 +112,24 @@ def test_a_plan_goes_on_where_nothing_can_check_its_unit(box: Deployment) -> Non
 
 
 @ON_HOST
+def test_nothing_is_begun_where_systemd_would_not_read_units_again(box: Deployment) -> None:
+    """It wants 16 MiB in /run. A swap and its way back failed: exit code 4, though the old server never stopped."""
+    box.apply("plain")
+    life = box.show("InvocationID")
+    left = "$(($(stat --file-system --format='%f * %S' /run) - (8 << 20)))"
+    box.machine.sh(f"fallocate --length {left} /run/takes-it")
+
+    told = [
+        box(*words, "--yes", expect=1).err
+        for words in (("apply", "drafting"), ("rollback",), ("bench", "drafting"))
+    ]
+
+    box.machine.run("rm", "/run/takes-it")
+    assert all("16.0M" in one and "nothing was touched" in one for one in told), told
+    assert (box.show("InvocationID"), box.journal_files()) == (life, [])
+
+
+@ON_HOST
 def test_a_machine_that_slept_tells_since_when_it_serves(box: Deployment) -> None:
     """CLOCK_MONOTONIC stands still meanwhile: after a night asleep it served since this morning."""
     box.apply("plain")

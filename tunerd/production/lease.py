@@ -24,7 +24,12 @@ from tunerd.engine.builds import engine_of
 from tunerd.engine.capabilities import Engine
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
-from tunerd.engine.serving import environment_with, read_live_unit, specifiers_of
+from tunerd.engine.serving import (
+    check_manager,
+    environment_with,
+    read_live_unit,
+    specifiers_of,
+)
 from tunerd.errors import (
     Busy,
     DeployError,
@@ -538,7 +543,7 @@ def hold(
     Raises:
         Busy: another measurement or a change is under way.
         LeaseEnded: somebody stopped production before its place was taken.
-        DeployError: as `demand_return`.
+        DeployError: as `demand_return`, or the service manager cannot do what a measurement will ask of it.
         HostError: a file cannot be written.
         ServiceError: the lease cannot be had; production was started again.
         Stranded: production does not serve afterwards.
@@ -601,6 +606,7 @@ def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
 def _prepare(
     ctx: Context, purpose: str, budget_s: float, *, start_after: bool
 ) -> tuple[LeaseSpec, UnitState]:
+    check_manager(ctx)  # it is to read each candidate's unit
     demand_return(ctx, ctx.services.state(ctx.unit))
     along = _stopped_along(ctx)
     before = ctx.services.state(ctx.unit)  # last: cards and files take a while to look at

@@ -234,6 +234,9 @@ _LEFT_WORDS = (
     "disconnected from message bus without replying", "D-Bus connection terminated",
 )  # fmt: skip
 _ANEW_S = 10.0
+# What systemd 252, a user's too, wants to be free there before it reads its unit files; 262 does not. Source:
+# RELOAD_DISK_SPACE_MIN of src/core/dbus-manager.c.
+_RELOADS_BY, _RELOAD_BYTES = Path("/run/systemd"), 16 * 1024 * 1024
 # systemctl's exit status for a unit that is not there (LSB: program is not installed).
 _NOT_INSTALLED = 5
 
@@ -449,7 +452,7 @@ class Systemd:
     # Changing
 
     def check_ready(self) -> None:
-        """The manager answers, and reads units where they are written."""
+        """The manager answers, reads units where they are written, and would read them again."""
         done = self._systemctl("show", "--value", "--property=UnitPath")
         self._demand(done, "systemd does not answer")
         if not reads(done.stdout, self.unit_dir):
@@ -459,6 +462,12 @@ class Systemd:
                 f"{' '.join((*self._scope, 'show'))} --property=UnitPath`",
                 hint="unset XDG_CONFIG_HOME and TUNERD_UNIT_DIR, which were set for this command alone",
             )
+        free_bytes = _RELOAD_BYTES
+        with contextlib.suppress(OSError):
+            found = os.statvfs(_RELOADS_BY)
+            free_bytes = found.f_bfree * found.f_bsize
+        if free_bytes < _RELOAD_BYTES:
+            self.reload()
         if self._state_of_shell is not None:
             self._check_state(self._state_of_shell)
 

@@ -449,6 +449,22 @@ def test_a_server_whose_unit_was_edited_since_it_started_is_not_stopped_for_a_me
     assert world.serving_alias() == "one"
 
 
+def test_what_would_not_read_a_candidates_unit_keeps_a_measurement_from_beginning(
+    world: World,
+) -> None:
+    """Its server was stopped, no candidate started, and it was started again."""
+    world.put(world.text("one", starts=2))
+    life = world.manager.state(UNIT).life
+    world.manager.errors["check_ready"] = [
+        ServiceError("systemd would not read its unit files again")
+    ]
+
+    with pytest.raises(DeployError, match="would not read"), held(world):
+        pass
+
+    assert world.manager.state(UNIT).life == life
+
+
 def test_an_edit_that_no_manager_has_read_counts_though_the_server_was_started_since(
     world: World,
 ) -> None:
