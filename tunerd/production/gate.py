@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -46,7 +45,7 @@ from tunerd.engine.serving import (
 from tunerd.errors import Busy, DeployError, HostError, JobCanceled, ServiceError, TunerdError
 from tunerd.machine import net
 from tunerd.machine.clock import polls, process_began_s
-from tunerd.machine.files import holder_of, is_gone, is_locked, lock, real_path, stamp_of
+from tunerd.machine.files import is_gone, lock, real_path, stamp_of
 from tunerd.machine.host import process_facts
 from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
@@ -557,14 +556,11 @@ def come_back(ctx: Context) -> Serving | NotServing:
 
 def _start_alone(ctx: Context, text: bytes | None) -> Serving | NotServing | None:
     """Start the unit that has this text; None where somebody changes it, or has."""
-    path, alone = ctx.paths.lock, contextlib.ExitStack()
     try:
-        if not (is_locked(path) and holder_of(path) == os.getpid()):
-            alone.enter_context(lock(path, purpose="bringing it back", since=ctx.now_text()))
+        with lock(ctx.paths.lock, purpose="bringing it back", since=ctx.now_text()):
+            return start_as_it_stands(ctx) if standing_text(ctx) == text else None
     except Busy:
         return None
-    with alone:
-        return start_as_it_stands(ctx) if standing_text(ctx) == text else None
 
 
 def start_as_it_stands(ctx: Context, *, has_served: bool = True) -> Serving | NotServing:

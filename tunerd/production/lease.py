@@ -709,7 +709,9 @@ def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
 
 def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ran: bool) -> Held:
     """Stop production and take its place, while no swap runs and none is left half-way."""
-    with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
+    with contextlib.ExitStack() as changing:
+        own = lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text())
+        changing.enter_context(own)
         recover_locked(ctx)
         notes = gate.drain(ctx, ctx.services.state(ctx.unit))
         # After the wait: what somebody stopped meanwhile stays stopped.
@@ -748,6 +750,7 @@ def _begin(ctx: Context, purpose: str, budget_s: float, *, start_after: bool, ra
             )
             measurement.write_measurement(ctx, record)
         except BaseException:
+            changing.close()  # what brings production back takes the lock itself
             held.close()
             raise
     for text in notes:

@@ -129,6 +129,7 @@ def test_what_is_deployed_while_the_port_is_waited_for_is_not_started_again(worl
 
 
 def test_a_server_is_not_started_again_while_somebody_holds_what_changes_it(world: World) -> None:
+    """Who had just taken the lock had not noted so, and the note was still of the measurement itself."""
     server = Once(world)
     world.put(a_text(world))
     path, starts = world.context().paths.lock, [0]
@@ -137,7 +138,6 @@ def test_a_server_is_not_started_again_while_somebody_holds_what_changes_it(worl
         def take() -> None:
             starts[0] = server.starts
             theirs.enter_context(lock(path, purpose="apply", since="now"))
-            path.write_text('{"pid": 1}')
 
         with pytest.raises(Stranded):
             measured(world, once(WAITS, take))
