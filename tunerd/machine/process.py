@@ -428,21 +428,17 @@ def run(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     setting = setting or Setting()
-    process = _spawn(argv, setting, subprocess.PIPE, argv[0])
-    outputs = [_Output(pipe, max_output_bytes) for pipe in (process.stdout, process.stderr) if pipe]
-    is_complete = False
-    try:
+    outputs: list[_Output] = []
+    with contextlib.ExitStack() as ends:
+        with undisturbed():  # else one that a signal's exception meets here would be left to itself
+            process = _spawn(argv, setting, subprocess.PIPE, argv[0])
+            ends.callback(_end, process, outputs, keeps_together=setting.keeps_together)
+            pipes = (process.stdout, process.stderr)
+            outputs += [_Output(pipe, max_output_bytes) for pipe in pipes if pipe]
         timed_out = not _wait_for_end(process.pid, timeout_s)
         drained_s = clock.monotonic_s() + (0.0 if timed_out else _DRAIN_S)
-        is_complete = all(one.ends_by(drained_s - clock.monotonic_s()) for one in outputs)
-    finally:
-        if setting.keeps_together:
-            _end_together(process.pid)
-        # The scan for stragglers is for a program that left some: they hold its output open.
-        (_kill_group if is_complete else _kill_session)(process.pid)
-        process.wait()
         for one in outputs:
-            one.ends_by(_DRAIN_S)
+            one.ends_by(drained_s - clock.monotonic_s())
     ended = _exit_of(process)
     stdout, stderr = (one.text for one in outputs)
     if not setting.is_plain and ended.code and _TOOL_FAILED.match(stderr):
@@ -457,6 +453,20 @@ def run(
         truncated=any(one.is_truncated for one in outputs),
         took_s=clock.monotonic_s() - began_s,
     )
+
+
+def _end(
+    process: subprocess.Popen[bytes], outputs: Sequence[_Output], *, keeps_together: bool
+) -> None:
+    """Kill what is left of a program, and read what it has printed."""
+    if keeps_together:
+        _end_together(process.pid)
+    # The scan for stragglers is for a program that left some: they hold its output open.
+    is_complete = all(one.ends_by(0.0) for one in outputs)
+    (_kill_group if is_complete else _kill_session)(process.pid)
+    process.wait()
+    for one in outputs:
+        one.ends_by(_DRAIN_S)
 
 
 class _Output:

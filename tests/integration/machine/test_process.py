@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,13 +17,14 @@ import pytest
 
 from tests.support.forked import Forked, running
 from tests.support.needs import needs_root
-from tests.support.supervised import wait_until_gone
+from tests.support.supervised import processes_with, wait_until_gone
 from tests.support.waiting import until
 from tunerd.errors import HostError
 from tunerd.machine.host import process_facts
 from tunerd.machine.process import (
     MINIMAL_ENVIRONMENT,
     Completed,
+    Interrupts,
     Setting,
     User,
     all_processes,
@@ -135,6 +137,22 @@ def test_a_timeout_kills_children_and_grandchildren_in_other_groups(stray: list[
     assert done.timed_out
     assert done.took_s < 30
     wait_until_gone(*stray)
+
+
+def test_a_signal_amid_the_start_of_a_program_leaves_none_to_itself() -> None:
+    """Ctrl-C left a `systemctl restart` of the swap beside its way back, in half of the starts that it met."""
+    wait = f"30.{os.getpid()}"
+
+    def run_until_told(after_s: float) -> None:
+        with Interrupts():
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            run(["sleep", wait], timeout_s=20.0)
+
+    for n_steps in range(30):
+        with pytest.raises(SystemExit):
+            run_until_told(n_steps * 0.0002)
+
+    assert processes_with(wait) == set()
 
 
 def test_what_was_printed_just_before_the_end_is_not_lost() -> None:
