@@ -31,7 +31,15 @@ from tunerd.tryout.local_service import (
     result_of,
     should_restart,
 )
-from tunerd.units.manager import MAX_LINE_CHARS, PORT_LIMIT_S, LeaseSpec, LogSpan, UnitState
+from tunerd.units.manager import (
+    MAX_LINE_CHARS,
+    PORT_LIMIT_S,
+    RESTART_S,
+    STOP_S,
+    LeaseSpec,
+    LogSpan,
+    UnitState,
+)
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import UnitFile, parse_unit, transient_text
 from tunerd.words import Mode
@@ -397,7 +405,7 @@ class FakeServiceManager:
         self.reload()
         self.start(unit, timeout_s=timeout_s)
 
-    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+    def stop(self, unit: str, *, timeout_s: float = STOP_S) -> None:
         """Stop it."""
         self._enter("stop")
         lease = self._lease_named(unit)
@@ -406,7 +414,7 @@ class FakeServiceManager:
             return
         self._bring_down(self._find(unit), "stop", timeout_s)
 
-    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+    def restart(self, unit: str, *, timeout_s: float = RESTART_S) -> None:
         """Stop and start; without a usable definition nothing is stopped."""
         self._enter("restart")
         found = self._find(unit)
@@ -489,7 +497,7 @@ class FakeServiceManager:
         """Start a unit that is bound to a lease."""
         self.start(unit, timeout_s=timeout_s)
 
-    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> FakeLease:
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = STOP_S) -> FakeLease:
         """Take a unit's place."""
         self._enter("lease")
         self._bring_down(self._find(spec.production), "lease", timeout_s)

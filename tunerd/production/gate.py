@@ -51,7 +51,7 @@ from tunerd.machine.process import may_use_nvidia, process_stat
 from tunerd.result import Progress
 from tunerd.units.generations import Generation, model_stamps
 from tunerd.units.live import LiveUnit
-from tunerd.units.manager import PORT_LIMIT_S, UnitState
+from tunerd.units.manager import PORT_LIMIT_S, STOP_S, UnitState
 from tunerd.words import PortOption, counted, sha256
 
 POLL_S = 0.1
@@ -437,10 +437,6 @@ def start_again(
             return found
 
 
-# As long as a stop is waited for elsewhere.
-_STOPS_S = 120.0
-
-
 def is_given_up(ctx: Context, state: UnitState) -> bool:
     """Whether its manager started it again until it gave it up, and nobody stopped it."""
     was_left = state.active_state == "failed" and bool(state.n_restarts)
@@ -471,7 +467,7 @@ def was_stopped_since(ctx: Context, before: UnitState, *, by_anybody: bool = Fal
         before: How it was a moment ago. Of a stop between two starts by its manager nothing is written.
         by_anybody: Whether one that ended well by itself counts as stopped.
     """
-    for _ in polls(ctx.clock, _STOPS_S, every_s=_DRAIN_POLL_S):
+    for _ in polls(ctx.clock, STOP_S, every_s=_DRAIN_POLL_S):
         now = ctx.services.state(ctx.unit)
         if now.active_state != "deactivating":
             break

@@ -23,7 +23,16 @@ from tunerd.machine.clock import Clock, SystemClock, polls
 from tunerd.machine.files import Files, keep_newest
 from tunerd.paths import Paths
 from tunerd.tryout.local_service import ServiceSpec, complaints_about, read_service
-from tunerd.units.manager import LeaseSpec, LogSpan, UnitState, log_lines, log_span, mark
+from tunerd.units.manager import (
+    RESTART_S,
+    STOP_S,
+    LeaseSpec,
+    LogSpan,
+    UnitState,
+    log_lines,
+    log_span,
+    mark,
+)
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import parse_unit, transient_text
 
@@ -461,11 +470,11 @@ class Local:
         """Start a unit that is bound to a lease."""
         self.start(unit, timeout_s=timeout_s)
 
-    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+    def stop(self, unit: str, *, timeout_s: float = STOP_S) -> None:
         """Stop and wait until nothing of it runs."""
         self._change("stop", timeout_s, unit=unit)
 
-    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+    def restart(self, unit: str, *, timeout_s: float = RESTART_S) -> None:
         """Stop if needed, and start."""
         self._change("restart", timeout_s, unit=unit)
 
@@ -486,7 +495,7 @@ class Local:
         with _told_as_service_error():
             Files().remove(enabled_mark(self._paths, check_name(unit)))
 
-    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> LocalLease:
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = STOP_S) -> LocalLease:
         """Stop production and hold its place; see ServiceManager."""
         channel = _new_channel()
         wanted: dict[str, Any] = {"unit": spec.unit, "production": spec.production}

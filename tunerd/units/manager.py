@@ -212,7 +212,9 @@ def _time_of(line: str) -> float | None:
 PORT_LIMIT_S = 75.0
 # The manager itself ends a start by TimeoutStartSec=, to which ExecStartPre= of a drop-in counts; this is for one that hangs.
 START_S = 300.0
-RESTART_S = 390.0
+# And a stop by TimeoutStopSec=, for which `service.stop_timeout_s` may be 600 s: a server waits for a stream under way.
+STOP_S = 660.0
+RESTART_S = STOP_S + START_S
 _PREFIX = "tunerd-"
 _NAMES = re.compile(r"tunerd-(?:lease|candidate|power)-([0-9a-f]{8,32})(?:-\d+)?\.service")
 _BOUND = re.compile(r"tunerd-(?:candidate-[0-9a-f]{8,32}-\d+|power-[0-9a-f]{8,32})\.service")
@@ -369,7 +371,7 @@ class ServiceManager(Protocol):
     def start(self, unit: str, *, timeout_s: float = START_S) -> None:
         """Start and wait for the job."""
 
-    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+    def stop(self, unit: str, *, timeout_s: float = STOP_S) -> None:
         """Stop and wait for the job; a stopped unit is no error."""
 
     def restart(self, unit: str, *, timeout_s: float = RESTART_S) -> None:
@@ -419,7 +421,7 @@ class ServiceManager(Protocol):
         must be free: of a unit that ended and is not kept as failed it is, after a moment.
         """
 
-    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = STOP_S) -> Lease:
         """Stop production and hold its place, until the lease ends in one of these ways.
 
         `end` is called, this process dies, somebody starts production or stops the lease's unit,

@@ -36,6 +36,7 @@ from tunerd.units.manager import (
     PORT_LIMIT_S,
     RESTART_S,
     START_S,
+    STOP_S,
     Lease,
     LeaseSpec,
     LogSpan,
@@ -496,7 +497,7 @@ class Systemd:
         """Start and wait for the job."""
         self._job("start", unit, timeout_s)
 
-    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+    def stop(self, unit: str, *, timeout_s: float = STOP_S) -> None:
         """Stop and wait for the job."""
         self._job("stop", unit, timeout_s)
 
@@ -588,7 +589,7 @@ class Systemd:
         """
         self._job("start", unit, timeout_s, "--job-mode=ignore-requirements")
 
-    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = STOP_S) -> Lease:
         """Stop production and hold its place; see ServiceManager."""
         return _take_lease(self, spec, timeout_s=timeout_s)
 

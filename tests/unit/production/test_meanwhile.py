@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.fault.fuse import Fuse, Step, full_disk
 from tests.fault.fuse import Life as Process
-from tests.fault.scenarios import deploy
+from tests.fault.scenarios import deploy, locked_swap
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fake_gpu import FakeGpuReader, SlowGpuReader
 from tests.support.fakes import Invocation, Life
@@ -22,7 +23,7 @@ from tunerd.production.lease import hold
 from tunerd.production.recover import recover
 from tunerd.production.rollback import rollback
 from tunerd.production.swap import swap
-from tunerd.result import Progress
+from tunerd.result import Progress, ignore_progress
 from tunerd.tryout.local_service import Ending
 
 OLD, OTHER = "/bin/cat", "/bin/ls"
@@ -259,6 +260,26 @@ def test_a_stop_that_takes_a_while_is_a_stop_also_where_it_ends_with_a_kill(
     ):
         swap(ctx, replace(world.request(a_text(world, ENGINE), alias="new"), drain=True))
     assert world.manager.state(UNIT).active_state == "failed"
+
+
+@pytest.mark.parametrize("change", ["deploy", "remove", "measure"])
+def test_a_server_may_take_as_long_to_stop_as_the_settings_allow(world: World, change: str) -> None:
+    """A stream that was waited for failed a swap after seven minutes in which nothing served, a removal and a measurement after two."""
+    serve = world.manager.programs[ENGINE]
+    world.manager.programs[OLD] = lambda one: replace(serve(one), obeys_after_s=500.0)
+    text = partial(
+        world.text, service="TimeoutStopSec=600", starts=2
+    )  # of a swap that of the new one counts
+    world.put(text("old", program=OLD))
+
+    if change == "measure":
+        assert measured(world, ignore_progress) == "serves again"
+    elif change == "remove":
+        locked_swap(world.context(), world.request(None, alias=None))
+        assert world.standing is None
+    else:
+        locked_swap(world.context(), world.request(text("new"), alias="new"))
+        assert world.serving_alias() == "new"
 
 
 def test_an_edit_that_does_not_start_is_told_by_the_measurement_that_put_it_into_force(
