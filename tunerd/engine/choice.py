@@ -296,6 +296,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
         options=request.options,
         with_tuned=request.with_tuned,
         tuned=request.tuned,
+        sources=load_sources(ctx),
     )
     general, laid_over = load(), _laid_over(ctx)
     if has_weights:  # a missing model is the same on every engine: say so first

@@ -236,8 +236,9 @@ def workload_sha256_now(ctx: Context, name: str | None, then: str | None) -> str
     try:
         if name in workload_files(ctx):
             found.append(find_workload(ctx, name).shape.sha256)
-        if name in load_sources(ctx).names:
-            own = load_profile(ctx, name, options={}).profile.workload
+        sources = load_sources(ctx)
+        if name in sources.names:
+            own = load_profile(ctx, name, options={}, sources=sources).profile.workload
             if isinstance(own, workload.WorkloadTable):
                 found.append(workload.shape_of(name, own).sha256)
     except TunerdError:

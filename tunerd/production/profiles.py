@@ -76,7 +76,7 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
         if not own and any("extends" in file.data for file in shipped):
             continue
         try:
-            resolved = load_profile(ctx, name, options={})
+            resolved = load_profile(ctx, name, options={}, sources=sources)
         except TunerdError:
             continue
         if any(check_machine(resolved, host, (), has_gpu=bool(host.gpus))):
@@ -195,7 +195,7 @@ def list_profiles(ctx: Context) -> ActionResult:
     messages = [warning("unreadable-profile", str(one)) for one in sources.unread.values()]
     for name in sources.names:
         try:
-            load_profile(ctx, name, options={})
+            load_profile(ctx, name, options={}, sources=sources)
         except ConfigError as wrong:
             hint = f"`tunerd profiles check {name}` says where"
             messages.append(warning("wrong-profile", f"{name}: {wrong.message}", hint))
@@ -204,7 +204,8 @@ def list_profiles(ctx: Context) -> ActionResult:
 
 def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> ActionResult:
     """The resolved values of a profile, each with the layer that set it and what it replaced."""
-    resolved = load_profile(ctx, name, options=options)
+    sources = load_sources(ctx)
+    resolved = load_profile(ctx, name, options=options, sources=sources)
     values = [
         {
             "key": setting.key,
@@ -216,7 +217,7 @@ def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> Acti
         }
         for setting in sorted(resolved.settings.values(), key=lambda setting: setting.key)
     ]  # fmt: skip
-    layers = layers_of(name, load_sources(ctx))
+    layers = layers_of(name, sources)
     engines = sorted(
         {
             engine

@@ -119,6 +119,7 @@ def load_profile(
     engine_names: Sequence[str] = (),
     with_tuned: bool = True,
     tuned: Mapping[str, Any] | None = None,
+    sources: ProfileSources | None = None,
 ) -> Resolved:
     """One profile with all its layers.
 
@@ -129,11 +130,12 @@ def load_profile(
         engine_names: Which `[engines.NAME]` tables apply.
         with_tuned: Whether the tuned layer takes part.
         tuned: What takes the place of the tuned layer on disk, as a parsed file.
+        sources: The files, by whoever needs them for more than this; otherwise they are read.
 
     Raises:
         ConfigError: there is no such profile, or one of its layers is wrong.
     """
-    sources = load_sources(ctx)
+    sources = sources or load_sources(ctx)
     if tuned is not None:
         file = LayerFile(Layer.TUNED, str(_tuned_path(ctx, name)), tuned)
         sources = replace(sources, files={**sources.files, (Layer.TUNED, name): file})

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.errors import ConfigError
+from tunerd.machine.files import Files
 from tunerd.measure.learn import find_workload, list_workloads
-from tunerd.production.profiles import check_profile, list_profiles
+from tunerd.production.profiles import check_profile, fitting_profiles, list_profiles
 from tunerd.profile.files import load_profile
 
 BROKEN = "[serving\nport = 1\n"
@@ -52,6 +56,26 @@ def test_what_is_broken_or_no_file_is_named_and_stands_in_nobodys_way(ctx: Conte
         with pytest.raises(ConfigError) as caught:
             load_profile(ctx, name[:-5], options={})
         assert f"{ctx.paths.site_profiles}/{name}" in (caught.value.cause or "")
+
+
+class Counting(Files):
+    """Counts how often each file is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = Counter[str]()
+
+    def read(self, path: Path, **more: Any) -> bytes | None:
+        self.times[path.name] += 1
+        return super().read(path, **more)
+
+
+def test_who_goes_through_all_profiles_reads_each_file_once(ctx: Context) -> None:
+    """All were read again for each: a list of 72 took three times as long as now."""
+    for look in (list_profiles, fitting_profiles):
+        files = Counting()
+        look(replace(ctx, files=files))
+        assert files.times["cpu-embedded.toml"] == 1
 
 
 def test_a_file_that_extends_what_is_not_there_is_a_problem_before_it_is_installed(
