@@ -637,12 +637,13 @@ def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -
 
 def render_fits(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people: what each needs, and what is left."""
-    rows = [
-        ("held by others", payload["held_mib"]),
-        ("may be taken", payload["budget_mib"]),
-        *((one["profile"], one["mib"]) for one in payload["needs"]),
-        ("margin", payload["margin_mib"]),
-        ("left", payload["left_mib"]),
-    ]
-    shown = ((name, format_mib(mib)) for name, mib in rows)
-    yield from columns(shown, (payload["device"], "memory"))
+    for one in payload["devices"]:
+        rows = [
+            ("held by others", one["held_mib"]),
+            ("may be taken", one["budget_mib"]),
+            *((need["profile"], need["mib"]) for need in one["needs"]),
+            ("margin", one["margin_mib"]),
+            ("left", one["left_mib"]),
+        ]
+        shown = ((name, format_mib(mib)) for name, mib in rows)
+        yield from columns(shown, (one["device"], "memory"))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tunerd import __version__
 from tunerd.app import Context
@@ -44,7 +43,7 @@ def write_down(
     """
     plans = [make_plan(ctx, one) for one in requests]
     found = [_planned(ctx, one) for one in plans] or [(_serving(ctx), ())]
-    at_once = together(plans).fits if len(plans) > 1 else None
+    at_once = all_fit(together(plans)) if len(plans) > 1 else None
     made = emit(target, [server for server, _ in found], image=image, together=at_once)
     messages = (
         *dict.fromkeys(message for _, told in found for message in told),
@@ -205,24 +204,30 @@ class Together:
         return None if self.left_mib is None else self.left_mib >= 0
 
 
-def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
-    """What plans come to on the card, or in RAM where none is used, as if all of a model went there.
+def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> tuple[Together, ...]:
+    """What plans come to on the card, as if all of a model went there; and in RAM where one uses no card.
 
     Args:
         plans: Made now, so that what serves at present counts as free.
-        budget_mib: That they may take; None for what is free.
+        budget_mib: That they may take of the card, or of RAM where none is used; None for what is free.
     """
-    device = Device.GPU if any(one.has_gpu for one in plans) else Device.HOST
+    on_card = [one for one in plans if one.has_gpu]
+    found = [_on(Device.GPU, on_card, budget_mib)] if on_card else []
+    if len(on_card) < len(plans):
+        found.append(_on(Device.HOST, plans, None if found else budget_mib))
+    return tuple(found)
+
+
+def _on(device: Device, plans: Sequence[Plan], budget_mib: MiB | None) -> Together:
     needs, free, margins = [], [], [MiB(0)]
     for made in plans:
         need = made.memory.estimate
-        is_known = device in made.memory.free_mib and need.is_complete
-        needs.append((made.resolved.name, need.start_mib(device) if is_known else None))
+        needs.append((made.resolved.name, need.start_mib(device) if need.is_complete else None))
         free.append(made.memory.free_mib.get(device))
         if device is Device.GPU:
             margins.append(MiB(margin_in_force(made.resolved, made.engine.capabilities) or 0))
     available = min(all_known(free), default=None)
-    cards = [cards_of(made.host, made) for made in plans if made.has_gpu]
+    cards = [cards_of(made.host, made) for made in plans] if device is Device.GPU else []
     if len({tuple(gpu.index for gpu in one) for one in cards}) > 1:  # each has cards of its own
         return Together(str(device), tuple(needs), max(margins), None, None)
     own = sum(all_known(gpu.total_mib for gpu in cards[0])) if cards else 0
@@ -234,6 +239,12 @@ def together(plans: Sequence[Plan], budget_mib: MiB | None = None) -> Together:
     return Together(str(device), tuple(needs), max(margins), wanted, held)
 
 
+def all_fit(found: Sequence[Together]) -> bool | None:
+    """Whether they fit on each device; None where that cannot be told of one, and on no other they do not."""
+    each = [one.fits for one in found]
+    return False if False in each else None if None in each else True
+
+
 def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | None) -> ActionResult:
     """Each need, what others hold, and what is left; exit code 1 where they do not fit, or nobody can tell.
 
@@ -241,20 +252,27 @@ def fits(ctx: Context, requests: Sequence[PlanRequest], *, budget_mib: MiB | Non
         ConfigError, ModelFileError, EngineError: as of `make_plan`.
     """
     found = together([make_plan(ctx, one) for one in requests], budget_mib)
-    payload: dict[str, Any] = {
-        **asdict(found),
-        "needs": [{"profile": name, "mib": need} for name, need in found.needs],
-        "left_mib": found.left_mib,
-        "fits": found.fits,
-    }
-    if found.left_mib is None:
-        told = warning("cannot-tell", "tunerd cannot tell whether they fit together: what one needs, or what is free, is unknown, or they use different cards")  # fmt: skip
-    elif found.left_mib < 0:
+    devices = [
+        {
+            **asdict(one),
+            "needs": [{"profile": name, "mib": need} for name, need in one.needs],
+            "left_mib": one.left_mib,
+            "fits": one.fits,
+        }
+        for one in found
+    ]
+    fit = all_fit(found)
+    missing = [(one.left_mib or 0, one.device) for one in found if one.fits is False]
+    if missing:
+        left_mib, device = min(missing)
+        kind = "VRAM" if device == Device.GPU else "RAM"
         told = error(
             "do-not-fit",
-            f"they do not fit together: they need {format_mib(MiB(-found.left_mib))} more than may be taken",
+            f"they do not fit together: they need {format_mib(MiB(-left_mib))} more {kind} than may be taken",
             "lower serving.ctx_size or memory.fit_mib of one, or serve them one at a time: `tunerd emit llama-swap`",
         )
+    elif fit is None:
+        told = warning("cannot-tell", "tunerd cannot tell whether they fit together: what one needs, or what is free, is unknown, or they use different cards")  # fmt: skip
     else:
         told = note("fit", "all of them can be loaded at once")
-    return ActionResult("fits", payload, (told,), 0 if found.fits else 1)
+    return ActionResult("fits", {"devices": devices, "fits": fit}, (told,), 0 if fit else 1)

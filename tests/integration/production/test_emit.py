@@ -153,9 +153,10 @@ def box() -> Iterator[BuildBox]:
 
 @pytest.mark.llama
 def test_two_small_models_fit_and_are_written_to_run_together(box: BuildBox) -> None:
-    found = box.json("fits", "one", "two")
+    made = box.json("fits", "one", "two")
+    (found,) = made["devices"]
     needs = [row["mib"] for row in found["needs"]]
-    assert found["fits"] is True
+    assert made["fits"] is found["fits"] is True
     assert found["left_mib"] == found["budget_mib"] - sum(needs) - found["margin_mib"]
     text = box.json("emit", "llama-swap", "one", "two")["text"]
     made = yaml.safe_load(text)
@@ -167,10 +168,12 @@ def test_two_small_models_fit_and_are_written_to_run_together(box: BuildBox) -> 
 
 @pytest.mark.llama
 def test_a_budget_that_is_too_small_is_refused_with_what_is_missing(box: BuildBox) -> None:
-    needs = sum(row["mib"] for row in box.json("fits", "one", "two")["needs"])
-    assert box.json("fits", "one", "two", "--budget-mib", str(needs))["left_mib"] == 0
+    (found,) = box.json("fits", "one", "two")["devices"]
+    needs = sum(row["mib"] for row in found["needs"])
+    (found,) = box.json("fits", "one", "two", "--budget-mib", str(needs))["devices"]
+    assert found["left_mib"] == 0
     done = box.box.call("fits", "one", "two", "--budget-mib", str(needs - 7))
     assert done.returncode == 1
-    assert "they do not fit together: they need 7 MiB more than may be taken" in done.stderr
+    assert "they do not fit together: they need 7 MiB more RAM than may be taken" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["one", "two"]
     assert box.box.call("fits", "one", "nobody").returncode == 1

@@ -25,7 +25,7 @@ from tunerd.measure.results import here_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate, MemorySettings, PartKind, estimate
 from tunerd.model.verdict import MemoryPlan
-from tunerd.production.emit import Together, together
+from tunerd.production.emit import Together, all_fit, together
 from tunerd.production.plan import (
     Plan,
     cards_of,
@@ -38,7 +38,7 @@ from tunerd.production.profiles import new_profile
 from tunerd.result import Level
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.web.view import plan_facts
-from tunerd.words import MiB
+from tunerd.words import MiB, all_known
 
 LLAMA = facts_of_shape(PlainShape(architecture="llama"))
 SMALL = facts_of_shape(PlainShape(architecture="llama", n_layer=2, n_vocab=2048))
@@ -244,7 +244,7 @@ def test_a_server_is_on_the_cards_that_its_build_and_command_line_take(
     assert cards_of(replace(HOST, gpus=gpus), choice_of(data, devices)) == used
 
 
-def planned_on_two(world: World, data: dict[str, object]) -> Plan:
+def planned_on_two(world: World, data: dict[str, object], *, has_gpu: bool = True) -> Plan:
     """Of a machine with both cards."""
     ctx = replace(world.context(), data_dir=ROOT)
     host = replace(HOST, gpus=(DESKTOP, FAST))
@@ -254,7 +254,7 @@ def planned_on_two(world: World, data: dict[str, object]) -> Plan:
         engine=replace(bare.engine, capabilities=capabilities_of("main-0x")),
         resolved=profile_of({"memory.n_gpu_layers": 99, **data}),
         devices=CUDA,
-        has_gpu=True,
+        has_gpu=has_gpu,
         host=host,
     )
     memory = memory_of_plan(ctx, made, LLAMA, host, None, ctx.services.state(UNIT))
@@ -285,10 +285,33 @@ def test_servers_on_cards_of_their_own_are_not_added_up_on_one(world: World) -> 
     """Two models to which a person gave a card each were said not to fit on the larger one."""
     fast, slow = (planned_on_two(world, {"memory.device": f"CUDA{n}"}) for n in (0, 1))
 
-    alone, apart = together([slow]), together([fast, slow], MiB(60_000))
+    (alone,), (apart,) = together([slow]), together([fast, slow], MiB(60_000))
 
     assert (alone.budget_mib, alone.held_mib) == (DESKTOP.free_mib, 4380)
     assert (apart.budget_mib, apart.fits) == (None, None)
+
+
+def test_a_server_without_a_card_counts_in_ram_beside_one_on_the_card(world: World) -> None:
+    """Nobody could tell whether they fit, as what the one needs of the card was taken for unknown."""
+    small: dict[str, object] = {"memory.device": "CUDA1", "serving.ctx_size": 2048}
+    plans = [planned_on_two(world, small), planned_on_two(world, small, has_gpu=False)]
+
+    card, ram = together(plans, MiB(7000))
+
+    assert (card.budget_mib, len(card.needs)) == (7000, 1)
+    assert (ram.budget_mib, len(ram.needs)) == (plans[1].memory.free_mib[Device.HOST], 2)
+    assert ram.left_mib == (ram.budget_mib or 0) - sum(all_known(mib for _, mib in ram.needs))
+
+
+@pytest.mark.parametrize(
+    ("each", "all_of_them"),
+    [((True, True), True), ((True, False), False), ((None, False), False), ((None, True), None)],
+)
+def test_what_does_not_fit_on_one_device_does_not_fit(
+    each: tuple[bool | None, ...], all_of_them: bool | None
+) -> None:
+    budget = {True: 5, False: 3, None: None}
+    assert all_fit([needs(4, budget=budget[one]) for one in each]) is all_of_them
 
 
 def needs(*mib: int | None, budget: int | None, margin: int = 0) -> Together:
