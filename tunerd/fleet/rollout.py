@@ -193,7 +193,7 @@ _NEXT = {
 _LOOKED_AT_AGAIN = frozenset({steps.State.APPLYING, steps.State.STRANDED})
 # On the way back, which may be that of a rollout before the one with which `resume` goes on.
 _NEXT_BACK = {
-    steps.State.WATCHED: "it serves what was deployed; `tunerd fleet rollback {number}` returns it",
+    steps.State.WATCHED: "it did not go back; `tunerd fleet rollback {number}` tells it to",
     steps.State.STRANDED: "`{asks}` says what serves there, if anything",
     steps.State.LEFT: "`{returns}` goes back there anyway",
 } | dict.fromkeys(
@@ -494,7 +494,8 @@ class _Walk:
             words = ("rollback", "--json", "--yes", f"--shown={shown_hash(preview.diff)}", *to)
             done = ask(self._ctx, step.box, words, steps.Change, limit_s=limit_s)
         except TunerdError as problem:
-            self.keep(steps.not_returned(before, problem))
+            is_told = step.state is steps.State.RETURNING
+            self.keep(steps.not_returned(before, problem, is_told=is_told))
         else:
             self.keep(step.at(steps.State.RETURNED, done.summary))
 

@@ -361,12 +361,18 @@ def to_return(step: Step, status: Status) -> Step:
     return step.at(State.LEFT, f"generation {status.generation} serves there now")
 
 
-def not_returned(step: Step, error: errors.TunerdError) -> Step:
-    """A box that did not go back; where it was told before, it may still be at it."""
+def not_returned(step: Step, error: errors.TunerdError, *, is_told: bool) -> Step:
+    """A box that did not go back; where it was told before (`step`), it may still be at it.
+
+    Args:
+        step: The box as it was found.
+        error: What came instead.
+        is_told: Whether it was told to by now.
+    """
     is_sure = isinstance(
         error, errors.Busy | errors.DeployError | errors.UsageError
     ) and not isinstance(error, errors.Stranded)
-    is_as_deployed = is_sure and step.state is not State.RETURNING
+    is_as_deployed = (is_sure or not is_told) and step.state is not State.RETURNING
     return step.at(State.WATCHED if is_as_deployed else State.RETURNING, error.words)
 
 

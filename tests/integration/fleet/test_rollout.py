@@ -71,9 +71,10 @@ def test_every_box_gets_it_in_turn_and_gives_it_back_in_reverse(two: Fleet) -> N
     with lock(person.made.box.context.paths.lock, purpose="a change", since="just now"):
         busy = operator.fleet("rollback", "--yes", code=1)
     assert states(busy) == ["returned", "watched"]
-    assert "it serves what was deployed; `tunerd fleet rollback" in busy["messages"][0]["hint"]
+    assert "it did not go back; `tunerd fleet rollback" in busy["messages"][0]["hint"]
     person.breaks("away")
-    assert states(operator.fleet("rollback", "--yes", code=4)) == ["returned", "returning"]
+    away = operator.fleet("rollback", "--yes", code=1)
+    assert states(away) == ["returned", "watched"], "nobody told it to"
     person.breaks("")
     assert states(operator.fleet("resume")) == ["returned", "returned"]
 

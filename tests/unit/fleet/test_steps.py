@@ -162,9 +162,12 @@ def test_a_boxes_own_error_says_how_it_is(
     """Where it says that it did not go back, it serves what was deployed."""
     found = failed(TOLD, error)
     assert (found.state, exit_code(found)) == (on_the_way, code)
-    assert not_returned(Step("gpu1", State.DONE), error).state is on_the_way_back
-    told = Step("gpu1", State.RETURNING)
-    assert not_returned(told, error).state is State.RETURNING, "it may still be at it"
+    deployed_to, told = Step("gpu1", State.DONE), Step("gpu1", State.RETURNING)
+    assert not_returned(deployed_to, error, is_told=True).state is on_the_way_back
+    assert not_returned(deployed_to, error, is_told=False).state is State.WATCHED
+    for is_told in (True, False):
+        again = not_returned(told, error, is_told=is_told)
+        assert again.state is State.RETURNING, "it may still be at it"
 
 
 def a_change(code: int = 0, *told: str, backup: str | None = "before") -> Change:
