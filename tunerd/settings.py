@@ -519,18 +519,20 @@ def check_settings(content: bytes, path: Path) -> None:
 def sources_of(paths: Paths, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Dotted name of every setting, with where its value comes from."""
     variables = _variables(environment)
+    file = str(paths.settings_file)
     set_keys = [*map(_key, variables), *_dotted(_read(paths.settings_file))]
     found = {}
     for name in _known():
         keys = [key for key in set_keys if _is_within(key, name)]
-        origins = dict.fromkeys(_source_of(key, variables, paths.settings_file) for key in keys)
+        origins = dict.fromkeys(variable_of(key, variables) or file for key in keys)
         found[name] = ", ".join(origins) or "default"
     return found
 
 
-def _source_of(key: str, variables: Iterable[str], file: Path) -> str:
-    """Which variable sets a key; everything else comes from the file."""
-    return next((name for name in variables if _is_within(key, _key(name))), str(file))
+def variable_of(key: str, variables: Iterable[str]) -> str | None:
+    """Which of these variables sets a key, whatever the file says; None where none does."""
+    ours = (name for name in variables if name.startswith(PREFIX))
+    return next((name for name in ours if _is_within(key, _key(name))), None)
 
 
 def _is_within(key: str, table: str) -> bool:
@@ -613,7 +615,7 @@ def _wrong_log_level(environment: Mapping[str, str]) -> list[str]:
 
 def _described(variables: Iterable[str], file: Path, error: ValidationError) -> list[str]:
     found = (problem_of(Settings, "", dict(entry)) for entry in error.errors())
-    return [str(replace(one, source=_source_of(one.key, variables, file))) for one in found]
+    return [str(replace(one, source=variable_of(one.key, variables) or str(file))) for one in found]
 
 
 def _known() -> tuple[str, ...]:

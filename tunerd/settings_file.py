@@ -17,7 +17,7 @@ from tunerd.machine.files import is_gone, lock
 from tunerd.paths import FROM_ELSEWHERE, parse_listen
 from tunerd.profile.schema import all_keys
 from tunerd.result import ActionResult, note, warning
-from tunerd.settings import check_settings, sources_of
+from tunerd.settings import check_settings, sources_of, variable_of
 from tunerd.words import nearest_name
 
 
@@ -76,8 +76,10 @@ def _set_keys(
         look = replace(look, mode=look.mode & 0o600)
     ctx.files.write(path, content, mode=0o600, like=look)
     taken = "a daemon that runs applies it by itself"
-    if {"mode", "service.unit"} & {*changed}:
-        taken = f"the daemon applies it after a restart ({ctx.restarts_daemon})"
+    if "service.unit" in changed:
+        taken = f"the daemon applies it, and what is changed later, after a restart ({ctx.restarts_daemon})"
+    if "mode" in changed:  # a daemon is told its own where it is started
+        taken = f"commands that name no mode go by it; the daemon applies what is changed later after a restart ({ctx.restarts_daemon})"
     hint = f"{taken}; `{shown_by}` shows it"
     lists = (value if isinstance(value, list) else [value] for value in changed.values())
     given = map(str, chain.from_iterable(lists))
@@ -85,6 +87,13 @@ def _set_keys(
     told = (
         note("written", f"`{path}` was changed", hint),
         *(warning("no-such-file", f"there is no `{one}` yet") for one in missing),
+        *(
+            warning(
+                "set-elsewhere", f"{name} in the environment wins over the file", f"`unset {name}`"
+            )
+            for name in dict.fromkeys(variable_of(key, ctx.environment) for key in changed)
+            if name is not None
+        ),
     )
     return ActionResult(command, {"changed": dict(changed)}, told, has_acted=True)
 

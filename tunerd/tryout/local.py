@@ -86,7 +86,7 @@ def make_place_for_socket(folder: Path) -> None:
     with contextlib.suppress(
         FileNotFoundError
     ):  # one look: a supervisor that ends takes its socket away
-        if not stat.S_ISSOCK(path.stat().st_mode):
+        if not stat.S_ISSOCK(path.lstat().st_mode):  # a link may lead in a circle
             raise HostError(
                 problem,
                 cause=f"`{path}` is not a socket, and is where its socket belongs",

@@ -111,6 +111,18 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     assert path.read_bytes() == before
 
 
+def test_a_setting_that_a_variable_has_already_is_written_and_said_to_be_without_effect(
+    box: Box,
+) -> None:
+    """The daemon was said to apply it."""
+    told = set_setting(
+        replace(box.context, environment={"TUNERD_SERVICE__DRAIN_S": "5", "DRAIN_S": "6"}),
+        "service.drain_s", ["7"], check=None,
+    )  # fmt: skip
+    (warned,) = (one for one in told.messages if one.level == "warning")
+    assert warned.text.startswith("TUNERD_SERVICE__DRAIN_S in the environment wins")
+
+
 def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Box) -> None:
     model = str(box.folder / "models/designed-tiny.gguf")
     assert box.call("model", "new", model).returncode == 0
