@@ -138,6 +138,14 @@ def holds(then: Fingerprint, now: Fingerprint) -> bool | None:
     return None if found else True
 
 
+def holds_at(then: Fingerprint, now: Fingerprint) -> str | None:
+    """The power limit at which evidence of then counts, in words, where nothing but that keeps it from it now."""
+    limits = _value(then, "power_limits_w")
+    if holds(then, now) or not holds(replace(now, power_limits_w=then.power_limits_w), then):
+        return None
+    return f"a power limit of {_shown('power_limits_w', limits)}" if limits else None
+
+
 def on_same_cards(then: Fingerprint, now: Fingerprint) -> bool:
     """Whether both are of the same cards, by their names and, where both know it, their memory.
 

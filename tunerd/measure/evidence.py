@@ -246,13 +246,14 @@ class Validity:
 
     `holds` is None where it cannot be told. `texts` say what changed or is unknown, `remarks` what
     changed without harm. `differs_from_live` lists arguments in which the serving command line differs,
-    and is None where no generation serves.
+    and is None where no generation serves. `holds_at` is what would have to be set for it to count.
     """
 
     holds: bool | None
     texts: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     differs_from_live: tuple[str, ...] | None = None
+    holds_at: str | None = None
 
 
 def number(figures: Mapping[str, Any], key: str) -> float | None:

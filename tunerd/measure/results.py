@@ -187,6 +187,7 @@ class StalenessCheck:
             texts=(*(one.text for one in found if not one.is_remark), *now.problems),
             remarks=tuple(one.text for one in found if one.is_remark),
             differs_from_live=self._differences(arm),
+            holds_at=fingerprint.holds_at(then, now.fingerprint),
         )
 
     def rows(self, run: evidence.StoredRun) -> list[dict[str, Any]]:

@@ -806,6 +806,11 @@ _STATES = {True: "still holds on this machine", False: "no longer holds on this 
            None: "may or may not still hold on this machine"}  # fmt: skip
 
 
+def _state(validity: Validity) -> str:
+    at = validity.holds_at
+    return _STATES[validity.holds] if at is None else f"holds on this machine at {at}"
+
+
 def verdicts(series: Sequence[Series], evidence: Runs) -> Iterator[Section]:
     """What comparisons ended with, what their letters mean, and what else spoke for it."""
     n_verdicts = sum(len(run.verdicts) for run in evidence)
@@ -851,7 +856,7 @@ def _in_short(series: Sequence[Series], evidence: Runs, validities: Validities) 
     for one in series:
         validity = _validity(one, validities)
         if validity is not None and not validity.holds:
-            why = f"{_STATES[validity.holds]} ({'; '.join(validity.texts)})"
+            why = f"{_state(validity)} ({'; '.join(validity.texts)})"
             doubted.setdefault(why, []).append(one)
     said += [sentence([f"{_of_all(of, series)}:", why]) for why, of in doubted.items()]
     return Section("summary", "In short", "", remarks=tuple(said))
@@ -961,7 +966,7 @@ def _facts(
     if differs:
         yield "Differs from the first in", "; ".join(differs)
     if validity is not None:
-        said = (_STATES[validity.holds], *validity.texts, *validity.remarks)
+        said = (_state(validity), *validity.texts, *validity.remarks)
         yield "Checked when this report was made", "; ".join(said)
         if validity.differs_from_live is not None:
             beside = "; ".join(validity.differs_from_live)

@@ -168,6 +168,8 @@ def test_evidence_holds_until_the_machine_changes_and_what_changed_is_named(
     assert row["holds"] is holds
     assert [text.partition(" changed: ")[0] for text in row["texts"]] == parts
     assert (row["remarks"], row["differs_from_live"]) == ([], None)
+    only_limit = "a power limit of 450 W" if parts == ["power limit"] else None
+    assert row["holds_at"] == only_limit
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,22 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
     assert shares(chart) == [0.75, 0.5, 0.25]
 
 
+def test_what_was_measured_at_another_power_limit_is_said_to_hold_at_that(tmp_path: Path) -> None:
+    """A night that tries limits measures the winner at each, and all but one were said to hold no longer."""
+    evidence = evidence_of(tmp_path, [a_run()])
+    at = Validity(
+        False, ("power limit changed: 200 W -> 450 W",), holds_at="a power limit of 200 W"
+    )
+    shown = sections_of(
+        evidence, {(one.run.number, arm): at for one in evidence for arm in one.samples}
+    )
+    of = {one.name: one for one in shown}
+    assert any(
+        "holds on this machine at a power limit of 200 W" in one for one in of["summary"].remarks
+    )
+    assert not any("no longer holds" in one for one in of["summary"].remarks)
+
+
 def test_what_is_so_of_many_configurations_of_a_night_is_said_once(tmp_path: Path) -> None:
     box = LocalBox(tmp_path)
     night = put_sweep(box)
