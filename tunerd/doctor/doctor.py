@@ -310,10 +310,12 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     messages: list[Message] = []
     host = read_host(ctx.gpu)
     server = live = None
+    is_read = True
     try:
         server, live = _read_server(ctx, host) or (None, None)
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
+        is_read = False  # nor is it asked for again: a manager that is gone is waited for each time
     if server is not None and server.was_edited:
         text = (
             f"{ctx.unit} runs with other arguments than its text has: it was edited after its start, or starts a script. "
@@ -326,14 +328,14 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         frequency=read_cpu_frequency(),
         driver=read_driver_files(),
         server=server,
-        port=read_port(ctx, server, live),
+        port=read_port(ctx, server, live) if is_read else None,
         evidence=_evidence(ctx, server, messages),
-        own=_own_facts(ctx),
+        own=_own_facts(ctx, is_read=is_read),
     )
     return facts, messages
 
 
-def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
+def _own_facts(ctx: Context, *, is_read: bool) -> Mapping[str, Message | None] | None:
     try:
         return {
             "no-supervisor": unsupervised(ctx),
@@ -341,7 +343,7 @@ def _own_facts(ctx: Context) -> Mapping[str, Message | None] | None:
             "no-linger": next(iter(ctx.until_logout()), None),
             "read-only": not_recorded(ctx),
             "settings-wrong": next(iter(ctx.settings_messages()), None),
-            "kept-engines": needless_engines(ctx),
+            "kept-engines": needless_engines(ctx) if is_read else None,
             "swap-cut-short": interrupted(ctx),
         }
     except TunerdError:  # which the unit's reader told of

@@ -35,8 +35,8 @@ _MINE = "mine"  # the name that is proposed for what somebody serves by hand
 def detect(ctx: Context) -> ActionResult:
     """`tunerd detect`."""
     host = read_host(ctx.gpu)
+    units = list(_serving_units(ctx))  # first: where no manager answers, that is waited for once
     engines = find_engines(ctx)
-    units = list(_serving_units(ctx))
     fitting = fitting_profiles(ctx, host)
     payload = {
         **asdict(host),
