@@ -30,7 +30,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.layers import Layer
 from tunerd.result import ActionResult, note
 from tunerd.sweep.schedule import ask_tonight
-from tunerd.units.generations import Generation, model_stamps
+from tunerd.units.generations import Generation, HistoryEntry, model_stamps
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch import guards
@@ -59,9 +59,9 @@ _BEST = "best"
 _UPGRADES = ("upgrade", "upgrade-refused")
 # Once the server is back, want of memory is another time, and so it is a day later.
 _OOM, _OOM_S = ("oom", guards.BACK), 86400.0
-_MARGIN = "the fit margin "
-_RAISES = f"{_MARGIN}was raised"
+_RAISES = "the fit margin was raised"
 _OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
+_NOT_RESTARTED = "not-restarted"
 
 log = structlog.get_logger()
 
@@ -104,7 +104,8 @@ class Guarding(Teller):
         self._found_at: object = None
         self._checked: object = None
         self._checked_s: float | None = None
-        self._raises = False
+        # The generation that a raise which is under way began from.
+        self._raised_from: int | None = None
         self._waits = False
         self._raise_failed: int | None = None
         # What was told last of some kinds, and of which generation, where the history cannot be kept.
@@ -146,7 +147,7 @@ class Guarding(Teller):
         self._before = (
             reading  # not before: what could not be looked into is looked into the next time
         )
-        if self._raises:
+        if self._raised_from is not None:
             return
         self._start_again(reading)
         self._look_for_hang(before, reading)
@@ -175,39 +176,53 @@ class Guarding(Teller):
         self._deaths = guards.deaths_recalled(told)
         card, newest = newest_told(self._ctx, _GPU, _GPU_BACK), newest_told(self._ctx, *_OF_A_RAISE)
         self._gpu_problem = card.text if card is not None and card.kind == _GPU else None
-        if newest is not None and newest.kind == "oom" and self._has_raised_since(newest.at_s):
-            self._raises = True
+        serving = self._ctx.deployed()
+        if newest is None or serving is None:
+            return
+        if newest.kind == "oom":
+            self._raised_from = self._began_from(newest.at_s)
+        elif newest.kind == "guard-failed" and newest.at_s >= serving.created_s:
+            self._raise_failed = serving.number
 
-    def _has_raised_since(self, at_s: float) -> bool:
-        """Whether a raise that was told of then has begun, and nobody has told how it ended."""
-        if self._ctx.services.state(_ACT_UNIT).active_state in UP:
-            return True
-        newest = next(iter(self._ctx.generations.entries()), None)
-        made = None if newest is None else newest.generation
-        return made is not None and is_raise(made) and made.created_s >= at_s
+    def _began_from(self, at_s: float) -> int | None:
+        """What a raise that was told of then began from; None where it has not begun. How it ended nobody has told."""
+        made = self._newest_raise()
+        if made is not None and made.generation.created_s >= at_s:
+            return made.generation.number - 1
+        is_begun = self._ctx.services.state(_ACT_UNIT).active_state in UP
+        return self._generation() if is_begun else None
+
+    def _newest_raise(self) -> HistoryEntry | None:
+        entries = self._ctx.generations.entries(self._ctx.unit)
+        return next((one for one in entries if is_raise(one.generation)), None)
 
     def _is_under_way(self) -> bool:
         """Whether someone changes the unit; says how an own action ended, when it has."""
-        if self._raises:
+        if self._raised_from is not None:
             state = self._ctx.services.state(_ACT_UNIT)
             if state.active_state in UP:
                 return True
-            self._raises = False
-            self._say_end(state.result)
+            began_from, self._raised_from = self._raised_from, None
+            self._say_end(began_from, state.result)
         return is_locked(self._ctx.paths.lock)
 
-    def _say_end(self, result: str) -> None:
-        serving = self._ctx.deployed()
-        if result == "success" and serving is not None and is_raise(serving):
-            self._event("guard-acted", "note", f"{_RAISES}: generation {serving.number} serves")
-            return
+    def _say_end(self, began_from: int, result: str) -> None:
+        """By the generation that it made: of a unit from before a boot, the manager says that it ended well."""
+        made = self._newest_raise()
+        cause = None
+        if made is not None and made.generation.number > began_from:
+            if made.ending.outcome.is_done:
+                number = made.generation.number
+                self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves")
+                return
+            cause = made.ending.cause
         try:
             lines = self._ctx.services.log(_ACT_UNIT, max_lines=20)
         except TunerdError:
             lines = ()
-        self._raise_failed = None if serving is None else serving.number
-        why = next((line for line in reversed(lines) if line.startswith("error:")), result)
-        text = f"{_RAISES}: it failed ({why})"
+        self._raise_failed = self._generation()
+        said = (line for line in reversed(lines) if line.startswith("error:"))
+        text = f"{_RAISES}: it failed ({next(said, cause or result)})"
         self._event("guard-failed", "error", text, self._ctx.log_of(_ACT_UNIT))
 
     def _look_at_cards(self, reading: Reading) -> None:
@@ -347,7 +362,7 @@ class Guarding(Teller):
             if self._held != (engine.life, edited.text):
                 self._held = (engine.life, edited.text)
                 hint = "`tunerd verify` says what differs from what was deployed, and what puts that back"
-                self._event("guard-failed", "note", f"nothing was restarted: {edited.text}", hint)
+                self._event(_NOT_RESTARTED, "note", f"nothing was restarted: {edited.text}", hint)
             return
         # Both guards together restart no oftener than the one against hangs may.
         if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
@@ -444,9 +459,9 @@ class Guarding(Teller):
         elif decision.act is guards.Act.RAISE_MARGIN:
             words = ["guard", "raise-margin", "--yes"]
             if self._begin(_ACT_UNIT, "raises the fit margin", words):
-                self._raises = True
+                self._raised_from = self._generation()
             else:
-                text = f"{_MARGIN}could not be raised: its unit does not start"
+                text = "the fit margin could not be raised: its unit does not start"
                 self._event("guard-failed", "error", text, "`tunerd guard raise-margin`")
 
     def _restart(self, engine: EngineNow) -> None:
@@ -456,9 +471,9 @@ class Guarding(Teller):
         # Whoever changes it now starts it too; either was no restart of ours.
         except (Busy, DeployError) as refused:
             self._hang.restarts_s = self._hang.restarts_s[:-1]
-            self._event("guard-failed", "note", f"nothing was restarted: {refused.message}")
+            self._event(_NOT_RESTARTED, "note", f"nothing was restarted: {refused.message}")
         except TunerdError as problem:
-            self._event("guard-failed", "error", problem.words, problem.hint)
+            self._event(_NOT_RESTARTED, "error", problem.words, problem.hint)
 
     @contextlib.contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
@@ -580,7 +595,7 @@ def show_guards(ctx: Context) -> ActionResult:
     settings = ctx.settings.guards
     kept = history(ctx, 0.0, 0.0, events=500)
     rows = [
-        ("oom", settings.oom, ("oom", "guard-acted", "guard-failed"),
+        ("oom", settings.oom, _OF_A_RAISE,
          "two deaths within half an hour, or one after which systemd gave up, where the engine said that VRAM ran out",
          f"deploy a larger fit margin (128 MiB more; ik: 1664, 1792, 2048, then 256 more), {settings.oom_steps} times at most"),
         ("hang", settings.hang, ("hang",),
@@ -600,8 +615,7 @@ def show_guards(ctx: Context) -> ActionResult:
     ]  # fmt: skip
     shown = [
         {"name": name, "policy": policy, "evidence": evidence, "may": may,
-         "last": next((asdict(event) for event in kept.events if event.kind in kinds
-                       and (event.kind != "guard-failed" or event.text.startswith(_MARGIN))), None)}
+         "last": next((asdict(event) for event in kept.events if event.kind in kinds), None)}
         for name, policy, kinds, evidence, may in rows
     ]  # fmt: skip
     return ActionResult("guard show", {"guards": shown, "problem": kept.problem})

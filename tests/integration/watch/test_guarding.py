@@ -473,6 +473,48 @@ def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(wo
     assert "generation 3 serves" in world.told[1].text
 
 
+def test_a_raise_that_a_power_cut_undid_is_not_said_to_serve_by_the_one_before_it(
+    world: World,
+) -> None:
+    """The manager knows its unit no more then, and of what it does not know it says `success`."""
+    world.generation(3, reason="guard", pins={MARGIN_KEY: 1664})
+    world.clock.advance(60.0)
+    world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
+    world.generation(4, Outcome.ROLLED_BACK, reason="guard", pins={MARGIN_KEY: 1792})
+    world.watch()
+    world.look()
+    assert [(event.kind, event.text) for event in world.told[1:]] == [
+        ("guard-failed", "the fit margin was raised: it failed (success)")
+    ]
+
+
+def test_a_raise_over_which_somebody_deployed_at_once_is_not_said_to_have_failed(
+    world: World,
+) -> None:
+    """Nor was the margin of what was deployed left alone for it."""
+    world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
+    world.generation(3, reason="guard", pins={MARGIN_KEY: 1792})
+    world.generation(4)
+    world.watch()
+    world.look()
+    assert world.kinds == ["oom", "guard-acted"]
+    assert "generation 3 serves" in world.told[1].text
+
+
+def test_a_raise_that_failed_is_not_tried_again_by_the_next_daemon(world: World) -> None:
+    world.generation(3, profile="cpu-embedded")
+    world.tell(
+        Event(world.clock.now_s(), "guard-failed", "error", "the fit margin was raised: it failed")
+    )
+    world.watch()
+    world.look()
+    for _ in range(2):
+        world.die(OOM)
+        world.look()
+    assert world.kinds == ["guard-failed", "oom"]
+    assert "raising it failed" in world.told[1].text
+
+
 def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> None:
     daemon = Daemon(world.ctx)
 
@@ -575,7 +617,7 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
     world.watch(stopped_at_the_second_question)
     while len(asked) < 2:
         world.look()
-    assert world.kinds == ["hang", "guard-failed"]
+    assert world.kinds == ["hang", "not-restarted"]
     told = "nothing was restarted: the server was stopped or restarted meanwhile"
     assert world.told[-1].text == told
     assert not world.manager.state(UNIT).is_active
@@ -869,7 +911,7 @@ def test_a_server_that_decays_is_let_serve_where_its_unit_was_edited_meanwhile(
     counting.clock.advance(120.0)
     before = counting.life
     work(counting, 200, *DECAYS, *DECAYS[-2:])
-    assert (counting.kinds, counting.life) == (["drift", "guard-failed"], before)
+    assert (counting.kinds, counting.life) == (["drift", "not-restarted"], before)
     assert "was edited after the server started" in counting.told[-1].text
     assert "restart" not in (counting.told[-1].hint or "")
 
