@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from math import sqrt
 from statistics import fmean, linear_regression, stdev
 
@@ -678,79 +678,115 @@ def look_of(reading: Reading) -> Look:
     )
 
 
-def judge(looks: Sequence[Look], basis: Basis, *, restarts: int = 0) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the looks at a server came to since the beginning; of a week they are too many to be held.
+
+    `n` are all of them. `last` and `held` are the newest few, and the newest few in which its VRAM was known;
+    `own_mib` is what it held at first, `ready` the newest look at it that found it ready. `memory_mib` is its memory
+    at first and now, of `n_memory` looks in which that was known, and `has_shrunk` whether it ever fell.
+    """
+
+    n: int = 0
+    last: tuple[Look, ...] = ()
+    held: tuple[Look, ...] = ()
+    own_mib: int = 0
+    ready: Look | None = None
+    memory_mib: tuple[int, int] = (0, 0)
+    n_memory: int = 0
+    has_shrunk: bool = False
+
+    def then(self, look: Look) -> Course:
+        """After one more look."""
+        held, own_mib, memory_mib = self.held, self.own_mib, self.memory_mib
+        if look.vram_free_mib is not None and look.vram_own_mib is not None:
+            held, own_mib = (*held, look), own_mib if held else look.vram_own_mib
+        now_mib = look.anonymous_mib if look.is_ready else None
+        if now_mib is not None:
+            memory_mib = memory_mib[0] if self.n_memory else now_mib, now_mib
+        return Course(
+            n=self.n + 1,
+            last=(*self.last, look)[-_SICK_LOOKS:],
+            held=held[-_SICK_LOOKS:],
+            own_mib=own_mib,
+            ready=look if look.is_ready else self.ready,
+            memory_mib=memory_mib,
+            n_memory=self.n_memory + (now_mib is not None),
+            has_shrunk=self.has_shrunk or memory_mib[1] < self.memory_mib[1],
+        )
+
+    def later(self, by_s: float) -> Course:
+        """The same by a clock that was set meanwhile."""
+        return replace(self, last=tuple(replace(one, at_s=one.at_s + by_s) for one in self.last))
+
+    def ends_with(self, holds: Callable[[Look], bool]) -> bool:
+        """Whether that holds for so many of the last looks that it is no chance."""
+        return len(self.last) == _SICK_LOOKS and all(map(holds, self.last))
+
+
+def judge(course: Course, basis: Basis, *, restarts: int = 0) -> str | None:
     """Why to take the server back, but for its speed, which is judged as a drift is; None: it stays.
 
     Args:
-        looks: From the beginning, oldest first.
+        course: Of at least one look.
         basis: What was measured of it.
         restarts: How often the manager had started it by itself when the swap was done.
     """
-    return _ended(looks, restarts) or _sick(looks) or _leaks(looks, basis) or _tight(looks, basis)
+    return (
+        _ended(course, restarts) or _sick(course) or _leaks(course, basis) or _tight(course, basis)
+    )
 
 
-def is_long_enough(looks: Sequence[Look], left_s: float) -> bool:
+def is_long_enough(course: Course, left_s: float) -> bool:
     """Whether it was watched for its time, and the last looks found it well."""
-    return left_s <= 0 and _count_back(looks, lambda one: one.is_ready) >= _SICK_LOOKS
+    return left_s <= 0 and course.ends_with(lambda one: one.is_ready)
 
 
-def _ended(looks: Sequence[Look], restarts: int) -> str | None:
+def _ended(course: Course, restarts: int) -> str | None:
     """Whether the process died: one that a person restarted has the manager's counter at zero."""
-    last = looks[-1]
+    last = course.last[-1]
     died = (last.n_restarts or 0) - restarts
     if died > 0:
         return f"it died and was started again {died} time{'s' if died > 1 else ''}"
-    if last.is_active or last.is_stopped:
+    if last.is_stopped or not course.ends_with(lambda one: not one.is_active):
         return None
-    if _count_back(looks, lambda one: not one.is_active) >= _SICK_LOOKS:
-        return "it ended and did not come back"
-    return None
+    return "it ended and did not come back"
 
 
-def _sick(looks: Sequence[Look]) -> str | None:
+def _sick(course: Course) -> str | None:
     """Whether a server that was ready says nothing any more, and does nothing either."""
-    n = _count_back(looks, lambda one: one.is_active and not one.is_ready)
-    if n < _SICK_LOOKS:
+    if not course.ends_with(lambda one: one.is_active and not one.is_ready):
         return None
-    before, first, last = looks[:-n], looks[-n], looks[-1]
-    if not any(one.is_ready and one.life == first.life for one in before):
+    first, last = course.last[0], course.last[-1]
+    if course.ready is None or course.ready.life != first.life:
         return None  # one that loads was not ready yet, and may take its time
     works = False
     if first.cpu_s is not None and last.cpu_s is not None:
+        # In the last looks alone: one that has worked silently for minutes may hang now.
         works = last.cpu_s - first.cpu_s > IDLE_CORES * (last.at_s - first.at_s)
-    return None if works else f"it did not answer {n} times in a row"
+    return None if works else f"it did not answer {_SICK_LOOKS} times in a row"
 
 
-def _count_back(looks: Sequence[Look], holds: Callable[[Look], bool]) -> int:
-    return sum(1 for _ in takewhile(holds, reversed(looks)))
-
-
-def _leaks(looks: Sequence[Look], basis: Basis) -> str | None:
-    known = [one.anonymous_mib for one in looks if one.anonymous_mib is not None and one.is_ready]
-    if len(known) < _MIN_LOOKS_OF_GROWTH or basis.cache_ram_mib is None:
+def _leaks(course: Course, basis: Basis) -> str | None:
+    if course.n_memory < _MIN_LOOKS_OF_GROWTH or basis.cache_ram_mib is None:
         return None
-    first, last = known[0], known[-1]
-    is_growing = all(later >= earlier for earlier, later in pairwise(known))
+    first, last = course.memory_mib
     allowed = basis.cache_ram_mib + _GROWTH_MIB
-    if is_growing and last > first * _GROWTH_RATIO and last - first > allowed:
+    if not course.has_shrunk and last > first * _GROWTH_RATIO and last - first > allowed:
         return f"its memory keeps growing: {first} MiB, now {last} MiB"
     return None
 
 
-def _tight(looks: Sequence[Look], basis: Basis) -> str | None:
+def _tight(course: Course, basis: Basis) -> str | None:
     """Whether it took so much VRAM itself that too little is left; what others take is not its fault."""
-    if basis.headroom_mib is None:
+    held, first_mib = course.held, course.own_mib
+    if basis.headroom_mib is None or len(held) < _SICK_LOOKS:
         return None
-    known = [one for one in looks if one.vram_free_mib is not None and one.vram_own_mib is not None]
-    last = known[-_SICK_LOOKS:]
-    if len(last) < _SICK_LOOKS:
-        return None
-    free_mib = max(one.vram_free_mib or 0 for one in last)
-    own_mib = min(one.vram_own_mib or 0 for one in last)
-    has_grown = own_mib - (known[0].vram_own_mib or 0) >= _OWN_GROWTH_MIB
-    if free_mib >= basis.headroom_mib // 2 or not has_grown:
+    free_mib = max(one.vram_free_mib or 0 for one in held)
+    own_mib = min(one.vram_own_mib or 0 for one in held)
+    if free_mib >= basis.headroom_mib // 2 or own_mib - first_mib < _OWN_GROWTH_MIB:
         return None
     return (
-        f"it holds {own_mib} MiB of VRAM, {known[0].vram_own_mib} at first, and only {free_mib} MiB "
+        f"it holds {own_mib} MiB of VRAM, {first_mib} at first, and only {free_mib} MiB "
         f"stay free, of the required {basis.headroom_mib}"
     )

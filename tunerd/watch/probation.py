@@ -36,7 +36,16 @@ from tunerd.records import plain, read, read_or_none
 from tunerd.result import ActionResult, note, warning
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
-from tunerd.watch.drift import DRIFT, WENT_DOWN, Basis, Drift, Look, is_long_enough, judge, look_of
+from tunerd.watch.drift import (
+    DRIFT,
+    WENT_DOWN,
+    Basis,
+    Course,
+    Drift,
+    is_long_enough,
+    judge,
+    look_of,
+)
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.watcher import server_log
 
@@ -79,7 +88,7 @@ class _Watch:
     basis: Basis
     life: str | None
     looked_s: float
-    looks: list[Look] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
     decided: str | None = None
     slept: str | None = None
     unseen_s: float = 0.0
@@ -93,10 +102,10 @@ class _Watch:
 
     def stepped(self, by_s: float) -> None:
         """The machine slept, or its clock was set: looks of before are as far from those to come as they were."""
-        self.looks = [replace(one, at_s=one.at_s + by_s) for one in self.looks]
+        self.course = self.course.later(by_s)
 
     def begin_again(self, life: str | None) -> None:
-        self.looks.clear()
+        self.course = Course()
         self.life = life
         if self.decided != WENT_DOWN:
             self.decided = None
@@ -287,24 +296,24 @@ class Probation:
             # What a card loses while the machine sleeps is no fault of what was deployed.
             watch.begin_again(look.life)
             watch.restarts, watch.slept = look.n_restarts or 0, None
-        watch.looks.append(look)
+        watch.course = watch.course.then(look)
         if look.is_stopped:
             watch.stopped_s += passed_s
         else:
             watch.left_s -= passed_s
         if watch.left_s <= 0 and not look.is_ready:
             watch.unseen_s += passed_s
-        reason = judge(watch.looks, watch.basis, restarts=watch.restarts)
+        reason = judge(watch.course, watch.basis, restarts=watch.restarts)
         if reason is None and not self._end_in_time(watch):
             self._write(watch, RUNNING, "")
         return reason
 
     def _end_in_time(self, watch: _Watch) -> bool:
-        is_enough = is_long_enough(watch.looks, watch.left_s)
+        is_enough = is_long_enough(watch.course, watch.left_s)
         limit_s = self._ctx.settings.probation.duration_s
         if not is_enough and max(watch.stopped_s, watch.unseen_s) < limit_s:
             return False
-        if watch.looks and watch.looks[-1].is_stopped:
+        if watch.course.last and watch.course.last[-1].is_stopped:
             self._end(_ENDED, "somebody stopped it")
         elif not is_enough:
             self._end(_ENDED, "it was not seen to serve")
@@ -335,7 +344,7 @@ class Probation:
             left_s=max(0.0, watch.left_s),
             restarts=watch.restarts,
             basis=plain(watch.basis),
-            looks=len(watch.looks),
+            looks=watch.course.n,
             tok_s=watch.drift.tok_s,
         )
         keep_probation(ctx, watch.record)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from tunerd.units.manager import LogSpan
 from tunerd.watch.drift import (
     Basis,
     Confirmed,
+    Course,
     Drift,
     Look,
     Pace,
@@ -41,6 +45,11 @@ def look(number: int, **changed: object) -> Look:
         cpu_s=5.0, anonymous_mib=4000, vram_free_mib=500, vram_own_mib=9000,
     )  # fmt: skip
     return replace(healthy, **changed)  # type: ignore[arg-type]
+
+
+def course(looks: Iterable[Look]) -> Course:
+    """What they come to."""
+    return reduce(Course.then, looks, Course())
 
 
 def test_the_limit_of_the_prompt_cache_is_that_of_the_command_line() -> None:
@@ -83,6 +92,9 @@ CASES: dict[str, tuple[list[Look], Basis, bool]] = {
     # ik does not answer for its health while it reads a long prompt.
     "it works and says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=5.0 + 30.0 * n) for n in range(1, 9))],
                                   BASIS, False),
+    "it worked silently, and hangs now": ([look(0), *(look(n, is_ready=False, cpu_s=min(30.0 * n, 240.0)) for n in range(1, 12))],
+                                          BASIS, True),
+    "its memory fell once": ([look(0, anonymous_mib=4001), *LEAK], BASIS, False),
     "it says nothing": ([look(0), *(look(n, is_ready=False, cpu_s=None) for n in range(1, 4))], BASIS, True),
 }  # fmt: skip
 
@@ -91,7 +103,15 @@ CASES: dict[str, tuple[list[Look], Basis, bool]] = {
 def test_it_is_taken_back_for_what_is_its_own_fault_and_for_nothing_else(
     looks: list[Look], basis: Basis, *, is_taken_back: bool
 ) -> None:
-    assert (judge(looks, basis) is not None) is is_taken_back
+    assert (judge(course(looks), basis) is not None) is is_taken_back
+
+
+def test_a_probation_of_a_week_is_held_in_a_few_looks() -> None:
+    """All 120,000 of them took 36 MiB."""
+    week = course(look(n, anonymous_mib=4000 + n % 5) for n in range(20_160))
+    assert week.n == 20_160
+    assert len(pickle.dumps(week)) < 2000
+    assert judge(week, BASIS) is None
 
 
 def test_the_floor_goes_by_what_served_before_where_that_is_known_and_else_lets_more_pass() -> None:
@@ -106,8 +126,8 @@ def test_the_floor_goes_by_what_served_before_where_that_is_known_and_else_lets_
 
 def test_starts_that_the_swap_itself_needed_are_no_deaths() -> None:
     after = [look(n, n_restarts=2) for n in range(3)]
-    assert judge(after, BASIS, restarts=2) is None
-    died = judge([*after, look(3, life="two", n_restarts=3)], BASIS, restarts=2)
+    assert judge(course(after), BASIS, restarts=2) is None
+    died = judge(course([*after, look(3, life="two", n_restarts=3)]), BASIS, restarts=2)
     assert died == "it died and was started again 1 time"
 
 
@@ -414,7 +434,7 @@ CAUSES: dict[str, dict[str, Any]] = {
 
 def test_what_is_told_of_a_server_that_does_worse_is_the_golden_text() -> None:
     back = [
-        (f"It is taken back since {why}", [judge(looks, basis) or ""])
+        (f"It is taken back since {why}", [judge(course(looks), basis) or ""])
         for why, (looks, basis, is_taken_back) in CASES.items()
         if is_taken_back
     ]
