@@ -488,6 +488,27 @@ class SystemdContract(ServiceManagerContract):
 
     usual_slice = "system.slice"
     says_of_broken = ("bad-setting", "error", "masked")
+    tells_of_good_ends = True
+
+    def test_a_good_end_is_told_from_a_bad_one_also_once_the_next_life_has_begun(
+        self, kill_main: Callable[[int], None]
+    ) -> None:
+        self.start("--print up", service="Restart=always\nRestartSec=100ms")
+        lives = [self.units.state(UNIT).invocation_id or ""]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.eventually_logs("up")  # by then it has set what it does about signals
+            kill_main(number)
+            again = self.eventually(
+                lambda state: state.is_active and state.invocation_id not in lives
+            )
+            lives.append(again.invocation_id or "")
+        well, badly, _ = lives
+
+        if self.tells_of_good_ends:
+            self.until(lambda: self.units.ended_well(UNIT, well), "it is not said to have ended")
+        assert self.units.ended_well(UNIT, well) is self.tells_of_good_ends
+        assert not self.units.ended_well(UNIT, badly)
+        assert not self.units.was_stopped(UNIT, well)
 
     def test_limits_on_memory_are_those_of_its_files_and_each_slice_tells_its_own(self) -> None:
         gib, slice_ = 1024**3, "tunerd-contract.slice"

@@ -109,7 +109,7 @@ _CHANGES = frozenset({
     "start_bound", "lease",
 })  # fmt: skip
 _QUESTIONS = frozenset({
-    "state", "properties", "check_ready", "log", "log_since", "was_stopped",
+    "state", "properties", "check_ready", "log", "log_since", "was_stopped", "ended_well",
 })  # fmt: skip
 
 

@@ -254,6 +254,7 @@ class _Unit:
     entered_s: float = 0.0
     limit: StartLimit = _NO_STARTS
     lines: list[tuple[str, str]] = field(default_factory=list)
+    ended_well: set[str | None] = field(default_factory=set)
     starts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -487,6 +488,11 @@ class FakeServiceManager:
         found = self._find(unit)
         return found.invocation_id == invocation_id and found.stop_requested
 
+    def ended_well(self, unit: str, invocation_id: str) -> bool:
+        """Whether that run of it ended with no failure."""
+        self._catch_up()
+        return invocation_id in self._find(unit).ended_well
+
     def service_units(self) -> tuple[str, ...]:
         """All that have a file or run."""
         self._catch_up()
@@ -718,6 +724,8 @@ class FakeServiceManager:
         unit.process, unit.ending, unit.life = None, ending, Life()
         unit.ends_at_s = unit.kill_at_s = _NEVER
         unit.result = result_of(ending, timed_out=unit.was_killed)
+        if unit.result == SUCCESS:
+            unit.ended_well.add(unit.invocation_id)
         spec = unit.definition.spec
         if (
             spec is not None

@@ -403,6 +403,9 @@ class ServiceManager(Protocol):
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether somebody asked the manager to stop this invocation; what it printed does not count."""
 
+    def ended_well(self, unit: str, invocation_id: str) -> bool:
+        """Whether the manager wrote that this invocation ended, and with no failure; a user's or local mode's writes of none."""
+
     def service_units(self) -> tuple[str, ...]:
         """Names of all service units that the manager has loaded."""
 

@@ -215,6 +215,8 @@ _SPAN_TIMEOUT_S = 120.0
 _LINES_BEFORE = 200
 # SD_MESSAGE_UNIT_STOPPING: a job begins to stop a unit. Source: sd-messages.h.
 _STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"
+# SD_MESSAGE_UNIT_SUCCESS, which a user's manager (252, 262) writes for those alone who debug it.
+_ENDED_WELL = "7ad2d189f7e94e70a38c781354912448"
 _LINGER_DIR = Path("/var/lib/systemd/linger")
 _SYSTEM_MARK = Path("/run/systemd/system")
 # What a user's manager and the tools that talk to it are found by.
@@ -365,10 +367,17 @@ class Systemd:
 
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether the manager itself wrote that it was to stop this invocation."""
+        return self._has_written(_STOPPING, unit, invocation_id)
+
+    def ended_well(self, unit: str, invocation_id: str) -> bool:
+        """Whether the manager itself wrote that this invocation was deactivated successfully."""
+        return self._has_written(_ENDED_WELL, unit, invocation_id)
+
+    def _has_written(self, message_id: str, unit: str, invocation_id: str) -> bool:
         self._let_journal_catch_up()
         prefix, manager = self._said_by_manager()
         said = (f"{prefix}UNIT={unit}", f"{prefix}INVOCATION_ID={invocation_id}")
-        done = self._journal_of(1, manager, f"MESSAGE_ID={_STOPPING}", *said)
+        done = self._journal_of(1, manager, f"MESSAGE_ID={message_id}", *said)
         return bool(journal_entries(done.stdout))
 
     def _let_journal_catch_up(self) -> None:

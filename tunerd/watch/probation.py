@@ -291,11 +291,12 @@ class Probation:
         watch.life = watch.life or look.life
         if look.life != watch.life and look.is_active and not look.n_restarts:
             watch.begin_again(look.life)  # a person restarted it
+        restarts = look.n_restarts or 0
         has_slept = watch.slept is not None and watch.slept == watch.life
-        if has_slept and (look.n_restarts or 0) > watch.restarts:
-            # What a card loses while the machine sleeps is no fault of what was deployed.
+        # What a card loses while the machine sleeps is no fault of what was deployed, nor is an end by `kill`.
+        if restarts > watch.restarts and (has_slept or self._was_ended(watch, restarts)):
             watch.begin_again(look.life)
-            watch.restarts, watch.slept = look.n_restarts or 0, None
+            watch.restarts, watch.slept = restarts, None
         watch.course = watch.course.then(look)
         if look.is_stopped:
             watch.stopped_s += passed_s
@@ -307,6 +308,17 @@ class Probation:
         if reason is None and not self._end_in_time(watch):
             self._write(watch, RUNNING, "")
         return reason
+
+    def _was_ended(self, watch: _Watch, restarts: int) -> bool:
+        """Whether somebody ended it by a signal that it obeyed: it had served, and has ended well in that one life since."""
+        ready = watch.course.ready
+        if ready is None or ready.life is None or restarts != watch.restarts + 1:
+            return False
+        with contextlib.suppress(errors.TunerdError):
+            return ready.life == watch.life and self._ctx.services.ended_well(
+                self._ctx.unit, ready.life
+            )
+        return False
 
     def _end_in_time(self, watch: _Watch) -> bool:
         is_enough = is_long_enough(watch.course, watch.left_s)

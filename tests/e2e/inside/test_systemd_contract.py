@@ -68,6 +68,7 @@ def test_a_folder_that_the_manager_does_not_read_is_told_before_anything_is_writ
 
 
 class TestSystemd(RealProcessesContract, SystemdContract):
+    tells_of_good_ends = MODE is Mode.SYSTEM
     wanted_by = "multi-user.target" if MODE is Mode.SYSTEM else "default.target"
     usual_slice = "system.slice" if MODE is Mode.SYSTEM else "app.slice"
     other_bad = (  # directives that it does not know

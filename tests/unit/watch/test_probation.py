@@ -241,6 +241,12 @@ def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
     assert Daemon(world).judged()["state"] == ("passed" if dies_first else "taken back")
 
 
+def is_killed(world: World) -> None:
+    """By a plain `kill`, which it obeys."""
+    world.manager.end_main(UNIT, Killed(code=0))
+    world.clock.advance(5.0)
+
+
 # A server that its manager starts again and again: what happens, and how its watch ends.
 DEATHS: dict[str, tuple[str, str]] = {
     # It was taken back after a reboot in which it had to be started a second time.
@@ -256,13 +262,18 @@ DEATHS: dict[str, tuple[str, str]] = {
         "measures looks waits sleeps looks dies",
         "passed",
     ),
+    # Of a unit with `Restart=always` its manager starts it again, and counts that like a death.
+    "somebody ended it by a signal, twice": ("looks is-killed looks is-killed looks", "passed"),
+    "it dies after somebody ended it": ("looks is-killed looks dies", "taken back"),
+    "it dies at once after somebody ended it": ("looks is-killed dies", "taken back"),
+    "it ends well before it was seen to serve": ("is-killed", "taken back"),
     # NTP put the clock of a machine right that had just booted, and a server that died then passed.
     "a clock that was set is no sleep": ("looks set looks dies", "taken back"),
 }
 
 
 @pytest.mark.parametrize(("happens", "state"), DEATHS.values(), ids=DEATHS)
-def test_what_a_boot_or_a_sleep_takes_is_held_against_no_server(
+def test_what_a_boot_a_sleep_or_a_signal_takes_is_held_against_no_server(
     world: World, happens: str, state: str
 ) -> None:
     is_restarted(world)
@@ -271,6 +282,7 @@ def test_what_a_boot_or_a_sleep_takes_is_held_against_no_server(
     daemon = Daemon(world)
     acts: dict[str, Callable[[], object]] = {
         "dies": lambda: dies(world),
+        "is-killed": lambda: is_killed(world),
         "sleeps": lambda: world.clock.suspend(8 * 3600.0),
         "set": lambda: world.clock.set_wall(world.clock.now_s() + 8 * 3600),
         "measures": lambda: measure(world, 60.0),
