@@ -92,6 +92,19 @@ class Files:
     def __init__(self, before: Callable[[str], object] = lambda _step: None) -> None:
         self._before = before
 
+    def listed(self, folder: Path) -> list[Path]:
+        """What is in a folder; nothing if there is no such folder.
+
+        Raises:
+            HostError: it cannot be read.
+        """
+        try:
+            return list(folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _cannot("read", folder, error) from error
+
     def read(self, path: Path, *, reader: User | None = None) -> bytes | None:
         """The content, None if there is no such file.
 

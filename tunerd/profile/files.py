@@ -66,7 +66,7 @@ def load_sources(ctx: Context) -> ProfileSources:
         (Layer.SITE, ctx.paths.site_profiles),
         (Layer.TUNED, ctx.paths.tuned_dir),
     ):
-        for path in _toml_files(folder):
+        for path in _toml_files(ctx.files, folder):
             data = misnamed(path) or read_profile(path, ctx.files)
             if isinstance(data, Problem):
                 unread[layer, path.stem] = data
@@ -83,13 +83,8 @@ def misnamed(path: Path) -> Problem | None:
     return Problem(str(path), "its name", repr(path.name), f"{NAME_WORDS}; then `{_SUFFIX}`")
 
 
-def _toml_files(folder: Path) -> list[Path]:
-    try:
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() == _SUFFIX)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise HostError(f"cannot read folder `{folder}`", cause=error.strerror) from error
+def _toml_files(files: Files, folder: Path) -> list[Path]:
+    found = sorted(path for path in files.listed(folder) if path.suffix.lower() == _SUFFIX)
     return [path for path in found if not path.name.startswith(".")]  # as editors have them
 
 
@@ -108,7 +103,11 @@ def workload_files(ctx: Context) -> dict[str, tuple[str, Path]]:
         (LEARNED, ctx.paths.state_dir / WORKLOADS),
         ("site", ctx.paths.site_profiles / WORKLOADS),
     )
-    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
+    return {
+        path.stem: (layer, path)
+        for layer, folder in folders
+        for path in _toml_files(ctx.files, folder)
+    }
 
 
 def load_profile(

@@ -129,12 +129,7 @@ class Generations:
         return max((int(name) for name in used if _NUMBER.fullmatch(name)), default=0) + 1
 
     def _names(self) -> list[str]:
-        try:
-            return [path.name for path in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise HostError(f"cannot read `{self._folder}`", cause=error.strerror) from error
+        return [path.name for path in self._files.listed(self._folder)]
 
     def create(
         self, generation: Generation, unit_text: bytes | None, replaced: bytes | None = None

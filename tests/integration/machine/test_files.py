@@ -445,3 +445,19 @@ def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
     make_private(store, log)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (store, log)] == [0o600] * 2
     assert store.read_text() == "kept"
+
+
+@needs_root
+def test_what_is_in_a_folder_is_listed_and_who_may_not_is_told_who_may(tmp_path: Path) -> None:
+    """Of the records of swaps it was said that they cannot be read, and not what to do."""
+    assert Files().listed(tmp_path / "nowhere") == []
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+
+    def try_it(tell: Callable[[object], None]) -> None:
+        os.setuid(65534)
+        with pytest.raises(HostError) as refused:
+            Files().listed(closed)
+        tell(refused.value.hint)
+
+    assert Forked(try_it).end() == (0, "run the command as the owner, or as root\n")
