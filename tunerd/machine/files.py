@@ -76,9 +76,8 @@ def demand_free(path: Path) -> None:
         UsageError: something does.
     """
     if os.path.lexists(path):
-        raise UsageError(
-            f"`{path}` already exists", state="nothing was written", hint="--force replaces it"
-        )
+        hint = "give another path" if path.is_dir() else "--force replaces it"
+        raise UsageError(f"`{path}` already exists", state="nothing was written", hint=hint)
 
 
 def at_home(text: str) -> Path:

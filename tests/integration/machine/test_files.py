@@ -25,10 +25,11 @@ from tests.support.lossy_disk import tiny_disk
 from tests.support.needs import needs_root
 from tests.support.programs import ProgramFailed, program
 from tests.support.waiting import LIMIT_S
-from tunerd.errors import Busy, HostError
+from tunerd.errors import Busy, HostError, UsageError
 from tunerd.machine.files import (
     MAX_READ_BYTES,
     Files,
+    demand_free,
     destination,
     is_full,
     is_locked,
@@ -445,6 +446,14 @@ def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
     make_private(store, log)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (store, log)] == [0o600] * 2
     assert store.read_text() == "kept"
+
+
+def test_only_a_file_is_said_to_be_replaced_by_force(tmp_path: Path) -> None:
+    (tmp_path / "made").touch()
+    for name, hint in (("made", "--force replaces it"), (".", "give another path")):
+        with pytest.raises(UsageError) as refused:
+            demand_free(tmp_path / name)
+        assert refused.value.hint == hint
 
 
 @needs_root
