@@ -370,6 +370,7 @@ def _try(
         program=str(engine.program),
         model_path=str(model_path),
         has_gpu=has_gpu,
+        keeps_off_gpu=not is_wanted and host.gpus != (),
         physical_cores=host.cpu.physical_cores,
         paths=paths,
         drafts_alone=has_weights and _drafts_alone(ctx, resolved, model_path, paths),

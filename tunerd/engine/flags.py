@@ -625,6 +625,7 @@ class RenderContext:
     """What a command line takes from the machine.
 
     `paths` are files and folders found for keys that name them (`model.path` has its own field);
+    `keeps_off_gpu` where there may be a card that the profile does not want, which builds would use unasked;
     `physical_cores` is None when unknown; `drafts_alone` where the draft model that is named is not asked for.
     """
 
@@ -634,6 +635,7 @@ class RenderContext:
     physical_cores: int | None
     paths: Mapping[str, str] = field(default_factory=dict)
     subcommand: tuple[str, ...] = ()
+    keeps_off_gpu: bool = False
     drafts_alone: bool = False
 
     def substitute(self, key: str, value: object) -> object | None:
@@ -897,6 +899,7 @@ class _Renderer:
             for key in keys:
                 if self.setting(key) is not None:
                     yield Note(key, NO_GPU)
+            yield from self.off_gpu(("--device", "none"), ("--n-gpu-layers", "0"))
             return
         for row in GPU_FLAGS:
             yield from self.row(row)
@@ -906,6 +909,13 @@ class _Renderer:
             setting = self.setting(row.key)
             if row.key in placing or (setting is not None and setting.value == _AUTO):
                 yield from self.row(row)
+
+    def off_gpu(self, *ways: tuple[str, str]) -> Iterator[Part]:
+        """The first of these flags that the build has, where a card is to stay idle."""
+        wanted = self.setting("match.gpu") if self.context.keeps_off_gpu else None
+        known = (way for way in ways if way[0] in self.capabilities.flags)
+        if wanted is not None and (found := next(known, None)) is not None:
+            yield _said(wanted, *found)
 
     def fit(self, switch: Setting | None, target: Setting | None) -> Iterator[Part]:
         style = self.capabilities.fit
@@ -973,6 +983,10 @@ class _Renderer:
         for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
             if draft_row.key not in _OF_DRAFT_FILE or has_file:
                 yield from self.row(draft_row)
+        if by_model and has_file:
+            yield from self.off_gpu(
+                *((flag, "none") for flag in ("--spec-draft-device", "--device-draft"))
+            )
 
     def ngram_rows(self, kind: str) -> Iterator[KeyFlag]:
         """Those of its rows that mean something here."""

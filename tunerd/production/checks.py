@@ -53,14 +53,14 @@ _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
 
 
 def check_machine(
-    resolved: Resolved, host: Host, devices: Sequence[OffloadDevice], *, has_gpu: bool
+    resolved: Resolved, host: Host, devices: Sequence[OffloadDevice]
 ) -> Iterator[Message]:
     """Whether this is the kind of machine that the profile was written for, and its card can be had."""
     wanted = resolved.profile.match
     if wanted.gpu != "none" and not devices:
         yield from check_driver(host, warning if wanted.gpu is None else error)
     if wanted.gpu == "none":
-        if has_gpu:
+        if host.gpus:
             yield note("gpu-unused", "this profile is for machines without a GPU; yours stays idle")
         return
     if wanted.gpu is None:

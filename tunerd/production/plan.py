@@ -866,7 +866,7 @@ def make_plan(ctx: Context, request: choice.PlanRequest) -> Plan:
     )
     messages = (
         *choice.named_by_plan(ctx, request),
-        *checks.check_machine(resolved, host, chosen.devices, has_gpu=chosen.has_gpu),
+        *checks.check_machine(resolved, host, chosen.devices),
         *checks.check_left_out(resolved, command, host),
         *checks.check_model(resolved, engine, facts, choice.draft_facts(ctx, command)),
         *checks.check_context(memory.estimate.n_ctx_slot, facts),

@@ -79,7 +79,7 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
             resolved = load_profile(ctx, name, options={}, sources=sources)
         except TunerdError:
             continue
-        if any(check_machine(resolved, host, (), has_gpu=bool(host.gpus))):
+        if any(check_machine(resolved, host, ())):
             continue
         wanted, described = resolved.profile.model, resolved.profile.description
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,29 @@ def test_without_a_gpu_fit_is_switched_off_where_it_would_lower_a_context_to_the
     """The plan counted all of the context that was trained, and the server made less."""
     assert flags(line("main-0x", has_gpu=False, memory__fit=False))["--fit"] == "off"
     assert "--fit" not in line("ik-now", has_gpu=False, memory__fit=False).argv
+
+
+@pytest.mark.parametrize("dialect", HELP_OF)
+def test_a_card_that_the_profile_does_not_want_is_kept_idle(dialect: str) -> None:
+    """Most builds use one unasked, of which neither the plan nor `fits` knew anything."""
+    kind = "dflash" if dialect.startswith("bee") else "draft"
+    drafting = {"speculation.type": kind, "speculation.draft_model": "/m/d.gguf"}
+    profile = profile_of({"match.gpu": "none", "memory.device": "CUDA0", **drafting})
+    here, build = context(has_gpu=False), capabilities_of(dialect)
+    kept = render(profile, build, replace(here, keeps_off_gpu=True))
+    usual = render(profile, build, here)
+    assert isinstance(kept, CommandLine)
+    assert isinstance(usual, CommandLine)
+    more = {flag: value for flag, value in flags(kept).items() if flag not in usual.argv}
+    draft = next(
+        (one for one in ("--spec-draft-device", "--device-draft") if one in build.flags), None
+    )
+    if "--device" in build.flags:
+        assert more == {"--device": "none"} | ({draft: "none"} if draft else {})
+    elif "--n-gpu-layers" in build.flags:
+        assert more == {"--n-gpu-layers": "0"}
+    assert more
+    assert {one.key for one in kept.arguments if one.flag in more} == {"match.gpu"}
 
 
 def test_what_only_tunerd_suggested_is_left_out_where_a_build_has_no_flag() -> None:
