@@ -402,10 +402,13 @@ class _Builds:
 
     def _refusal(self, changes: Mapping[str, Any], engine: str) -> str | None:
         """Why this would not be deployed; None where it would."""
-        try:
-            plan = _plan_with(self.ctx, self.request, changes)
-        except TunerdError as error:
-            return (error.cause or error.message).splitlines()[0]
+        plan, now = self.base, self.base.resolved.settings
+        # A plan has the build run; that of what is so already is there.
+        if any(key not in now or now[key].value != value for key, value in changes.items()):
+            try:
+                plan = _plan_with(self.ctx, self.request, changes)
+            except TunerdError as error:
+                return (error.cause or error.message).splitlines()[0]
         if plan.engine.name != engine:
             return f"{engine} cannot serve it; {plan.engine.name} would serve instead"
         errors = [one.text for one in plan.messages if one.level is Level.ERROR]
