@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import functools
 import json
 import os
@@ -71,13 +72,14 @@ def install(
 
     Its settings and record stand beside it as `name.json` and `name.record`.
     """
+    _compile()
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / name
     made = StandIn(program, folder / f"{name}.json", folder / f"{name}.record")
     made.settings.unlink(missing_ok=True)
     defaults = {"help_file": str(HELP / f"{HELP_OF[dialect]}.txt"), "record": str(made.record)}
     made.configure(dialect=dialect, flags=flags_of(dialect), **defaults | behaviour)
-    words = [_python(), "-S", "-E", str(_PROGRAM), "--stand-in", str(made.settings)]
+    words = [_python(), "-B", "-S", "-E", str(_PROGRAM), "--stand-in", str(made.settings)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return made
@@ -88,6 +90,12 @@ def _python() -> str:
     here, of_system = Path(sys.executable).resolve(), Path("/usr/bin/python3")
     is_closed = os.geteuid() == 0 and here.is_relative_to(Path.home())
     return str(of_system if is_closed and of_system.exists() else here)
+
+
+@functools.cache
+def _compile() -> None:
+    """Bytecode that all may read: `nobody` can keep none, and what a server compiles that has a umask is its own."""
+    compileall.compile_dir(_PROGRAM.with_name("fake_llama"), quiet=2)
 
 
 @functools.cache
