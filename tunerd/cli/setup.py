@@ -109,7 +109,7 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     yield "units that run a llama-server"
     units = [
         (f"  {unit['unit']}", unit["active"], unit["alias"], unit["port"],
-         "a router" if unit["router"] else "by tunerd" if unit["written_by_tunerd"] else "by hand")
+         next((words for key, words in _KINDS.items() if unit[key]), "by hand"))
         for unit in payload["units"]
     ]  # fmt: skip
     yield from columns(units) if units else ["  none"]
@@ -164,6 +164,7 @@ def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
     yield from columns(rows) if rows else ["  none"]
 
 
+_KINDS = {"container": "a container", "router": "a router", "written_by_tunerd": "by tunerd"}
 _MANAGERS = {"system": "systemd (system)", "user": "systemd (user)", "local": "none (tunerd's own)"}
 
 

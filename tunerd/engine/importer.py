@@ -183,6 +183,21 @@ _NAMED_OTHERWISE = {
     "BATCH": "--batch-size",
     "UBATCH": "--ubatch-size",
     "MODEL_ALIAS": "--alias",
+    "DIO": "--direct-io",
+    "CHECKPOINT_EVERY_NT": "--checkpoint-every-n-tokens",
+    "CHECKPOINT_MIN_SPACING_NT": "--checkpoint-min-step",
+    "ENDPOINT_METRICS": "--metrics",
+    "ENDPOINT_PROPS": "--props",
+    "ENDPOINT_SLOTS": "--slots",
+    "HFD_REPO": "--hf-repo-draft",
+    "ROPE_SCALING_TYPE": "--rope-scaling",
+    "SPEC_DRAFT_CACHE_TYPE_K": "--cache-type-k-draft",
+    "SPEC_DRAFT_CACHE_TYPE_V": "--cache-type-v-draft",
+    "SPEC_DRAFT_HF_REPO": "--hf-repo-draft",
+    "STATIC_PATH": "--path",
+    "THINK": "--reasoning-format",
+    "THINK_BUDGET": "--reasoning-budget",
+    "THINK_BUDGET_MESSAGE": "--reasoning-budget-message",
 }
 # What a variable means when it is on, and when it is off; nothing is the engine's default.
 _IK_SWITCHES: Mapping[str, tuple[str, str]] = {

@@ -104,12 +104,13 @@ def _next_step(
 ) -> str:
     """The one command that leads on from here."""
     names = [unit["unit"] for unit in units]
+    adoptable = [unit["unit"] for unit in units if not (unit["router"] or unit["container"])]
     ours = [unit["unit"] for unit in units if unit["written_by_tunerd"]]
     if ours and ctx.unit not in names:  # somebody renamed it
         return f"tunerd settings set service.unit {ours[0]}"
     if ours:
         return "tunerd status"
-    by_hand = ctx.unit if ctx.unit in names else next(iter(names), None)
+    by_hand = ctx.unit if ctx.unit in adoptable else next(iter(adoptable), None)
     if by_hand is not None and (ctx.paths.site_profiles / f"{_MINE}.toml").exists():
         return f"tunerd plan {_MINE}"
     if by_hand is not None:
@@ -151,6 +152,7 @@ def _serving_units(ctx: Context) -> Iterator[Mapping[str, Any]]:
             "program": live.program,
             "alias": live.serving.alias,
             "port": live.serving.port,
+            "container": live.is_container or live.has_own_root,
             "router": live.argv is not None and not (live.names_a_model or hides_words(live)),
             "written_by_tunerd": live.is_ours,
             "drop_ins": [str(path) for path in live.drop_ins],

@@ -145,6 +145,24 @@ def test_the_next_step_leads_on_once_a_unit_by_hand_has_become_a_profile(box: Bo
     assert origins["serving.ctx_size"] == (512, "site")
 
 
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("/usr/bin/podman run --rm x/llama-server -m /models/m.gguf", "a container"),
+        ("/nowhere/llama-server --models-max 1", "a router"),
+    ],
+)
+def test_the_next_step_is_no_adoption_that_would_be_refused(
+    box: Box, command: str, kind: str
+) -> None:
+    box.put_unit(f"[Service]\nExecStart={command}\n")
+    refused = box.call("profiles", "new", "mine", "--from-unit", "llama-server.service")
+    assert refused.returncode == 1, refused
+
+    assert kind in box.call("detect").stdout
+    assert "--from-unit" not in box.call().stdout
+
+
 def test_a_unit_of_ours_that_somebody_renamed_is_looked_after_by_its_new_name(box: Box) -> None:
     box.unit.parent.mkdir(parents=True)
     text = f"# {MARK}: profile x\n[Service]\nExecStart=/opt/llama-server -m /m.gguf\n"

@@ -18,8 +18,8 @@ from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tests.support.transcripts import inputs_of, transcript
 from tunerd.engine.capabilities import parse_help, read_capabilities
-from tunerd.engine.flags import CommandLine, RenderContext, arguments_sha256, render
-from tunerd.engine.importer import Imported, import_command_line, split_flags
+from tunerd.engine.flags import CommandLine, RenderContext, arguments_sha256, owner_of, render
+from tunerd.engine.importer import PREFIX, Imported, flag_of, import_command_line, split_flags
 from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
 from tunerd.profile.schema import check_file, flatten
 
@@ -247,3 +247,19 @@ def test_the_hash_of_arguments_never_changes_for_evidence_names_it() -> None:
 def test_a_flag_that_a_help_does_not_show_and_that_has_no_value_has_no_place() -> None:
     for dialect, word in itertools.product(DIALECTS, ("-ot", "--fit-target", "--fit-margin")):
         assert [one.words for one in imported(word, dialect).unplaced] == [(word,)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_variable_of_a_build_is_known_by_a_flag_of_its_own(dialect: str) -> None:
+    """`LLAMA_ARG_ENDPOINT_METRICS` was `--endpoint-metrics`: plans called it lost where `--metrics` said it."""
+    unknown = set()
+    for option in capabilities_of(dialect).help.options:
+        name = (option.env or "").removeprefix(PREFIX)
+        if option.is_removed or name == option.env or not name:
+            continue
+        flag = flag_of(name)
+        spelled = {word.replace("--no-", "--", 1) for word in option.spellings}
+        keys = {owner_of(word) for word in option.spellings} - {None}
+        if not ({flag, flag.replace("--no-", "--", 1)} & spelled or owner_of(flag) in keys):
+            unknown.add((name, flag))
+    assert not unknown

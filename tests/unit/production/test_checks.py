@@ -371,7 +371,7 @@ NoNewPrivileges=yes
 [Install]
 WantedBy=multi-user.target
 """
-ARGV = ("/bin/x", "--ctx-size", "4096", "--parallel", "1", "--no-mmap")
+ARGV = ("/bin/x", "--ctx-size", "4096", "--parallel", "1", "--no-mmap", "--metrics")
 
 
 def by_hand(
@@ -401,6 +401,7 @@ LOST: dict[str, LiveUnit] = {
         "Nice=-5\nLimitMEMLOCK=infinity", "Environment=CUDA_VISIBLE_DEVICES=0",
         "Environment=CUDA_VISIBLE_DEVICES=1 A=%h", "Environment=HOME=/srv",
         "Environment=LLAMA_ARG_CTX_SIZE=4096 LLAMA_ARG_N_PARALLEL=1 LLAMA_ARG_NO_MMAP=1",
+        "Environment=LLAMA_ARG_ENDPOINT_METRICS=1",
         "Environment=LLAMA_ARG_CTX_SIZE=8192", "Environment=LLAMA_ARG_MMAP=off", "Environment=LLAMA_ARG_MMAP=on",
         "StandardOutput=journal\nStandardError=inherit", "StandardOutput=append:/l",
     )},
