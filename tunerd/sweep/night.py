@@ -290,8 +290,7 @@ class Night:
         for sample in known:
             if sample.event == BOOT and not sample.failure:
                 self._loads[sample.arm.engine].append(sample.seconds)
-            self._note_taken(sample)
-            self._note_steps(sample)
+            self._note(sample)
 
     def booted(self, arm: Arm, boot: Boot, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
@@ -314,10 +313,14 @@ class Night:
     def answered(self, sample: Sample) -> None:
         """Files a request, answered or not."""
         self.spent_s[sample.purpose] += sample.seconds
+        self._note(sample)
+        self._file(sample)
+
+    def _note(self, sample: Sample) -> None:
+        """What tells how long others will take, of this night or of one before."""
         self._note_taken(sample)
         self._note_rates(sample.reading)
         self._note_steps(sample)
-        self._file(sample)
 
     def _note_taken(self, sample: Sample) -> None:
         if sample.event != BOOT and not sample.failure:

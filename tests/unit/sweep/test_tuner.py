@@ -279,6 +279,27 @@ def test_a_night_that_was_cut_goes_on_from_its_samples() -> None:
     assert not probed & set(again)
 
 
+def test_what_was_not_tried_yet_takes_no_longer_in_a_night_that_goes_on() -> None:
+    """Speeds were forgotten: three minutes after three that were cut ended at once, with "time ran out"."""
+    one = small()
+    engine, spec = next(key for key in one.space.families if key[1] != one.incumbent.spec)
+    untried = replace(one.incumbent, engine=engine, spec=spec, n_max=3)
+
+    def a_night() -> Night:
+        learner = Learner(one.workload, one.card.context)
+        return Night(one.box(3), one.workload, learner, HOUR_S, np.random.default_rng(1), None)
+
+    cut, again = a_night(), a_night()
+    server = Server(cut, one.incumbent, "incumbent")
+    server.warm_up()
+    server.block()
+    again.recall(cut.samples)
+    cut.learner.refresh()
+    again.learner.refresh()
+
+    assert again.process_s(untried) == pytest.approx(cut.process_s(untried))
+
+
 def test_a_kind_whose_first_process_spilled_is_tried_with_more_margin() -> None:
     one = small("16G", "chat", 1)
     ik = one.card.engines["ik"]
