@@ -147,10 +147,13 @@ def open_live(ctx: Context) -> Target:
         generation = None
     reader = FingerprintReader(ctx)
     arm, problems = arm_record(reader, LIVE, live.argv, live.environment, generation)
-    for what, text in replaced_under(ctx, state).items():
+    for what, replaced in replaced_under(ctx, state).items():
         part = _PARTS.get(what, "model_sha256")
         arm, part = arm.under(**{part: None}), part.removesuffix("_sha256")
-        problems = (f"the {part} that is measured is not the one on disk now: {text}", *problems)
+        problems = (
+            f"the {part} that is measured is not the one on disk now: {replaced.text}",
+            *problems,
+        )
     if (edited := edited_under(ctx, state)) is not None:
         arm = arm.under(arguments_sha256=None)
         problems = (

@@ -705,34 +705,36 @@ def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
 ENGINE = "engine"
 
 
-def replaced_under(ctx: Context, state: UnitState) -> dict[str, str]:
-    """What of a unit's running server was replaced after it started.
+def replaced_under(ctx: Context, state: UnitState) -> dict[str, Edit]:
+    """What of a unit's running server was replaced or removed after it started.
 
     Nobody has seen the next start serve then, and what is measured is not what stands there. What was only
     touched, and is what was deployed, is no other file.
 
     Returns:
-        The first such file in words, by `ENGINE`, the profile key that names it, or its path; empty where there is none.
+        The first such file, by `ENGINE`, the profile key that names it, or its path; empty where there is none.
     """
     stat = None if state.main_pid is None else process_stat(state.main_pid)
     if stat is None:
         return {}
     began_s = process_began_s(stat.start_ticks)
-    found: dict[str, str] = {}
+    found: dict[str, Edit] = {}
+    way = f"`{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`"
     live = read_live_unit(ctx, state.unit)
     for what, path in _unlike_deployed(ctx, live, ctx.deployed()):
         if is_gone(path) and live.has_own_files:
             continue
         if is_gone(path):
-            found.setdefault(what, f"`{path}` is gone")
+            found.setdefault(what, Edit(f"`{path}` is gone", f"put `{path}` back"))
         elif _changed_after(path, began_s, ctx.clock.now_s()):
-            found.setdefault(what, f"`{path}` was replaced after the server started")
+            text = f"`{path}` was replaced after the server started"
+            found.setdefault(what, Edit(text, way))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What of a server's unit was changed since it started, and how it comes into force or goes, both in words."""
+    """What a server starts with was changed since it did, and how that comes into force or goes, both in words."""
 
     text: str
     way: str

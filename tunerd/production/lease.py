@@ -656,11 +656,16 @@ def demand_return(ctx: Context, before: UnitState) -> None:
         )
     replaced = gate.replaced_under(ctx, before) if before.is_active else {}
     if replaced:
+        texts, ways = (
+            (one.text for one in replaced.values()),
+            (one.way for one in replaced.values()),
+        )
         raise DeployError(
-            f"files of {ctx.unit} were replaced while it ran, so it is not stopped for a measurement",
-            cause="\n".join(replaced.values()) + "\nit was never seen to start from the new files",
+            f"files of {ctx.unit} were replaced or removed while it ran, so it is not stopped for a measurement",
+            cause="\n".join((*texts, "it was never seen to start as it stands now")),
             state="nothing was touched",
-            hint=f"`{ctx.systemctl} restart {ctx.unit}`, or `tunerd apply PROFILE`, then try again",
+            # What is gone comes first: without it a restart would end what still serves.
+            hint=f"{', then '.join(sorted(set(ways), reverse=True))}, then try again",
         )
 
 

@@ -194,8 +194,8 @@ def _check_return(ctx: Context, live: LiveUnit, state: UnitState) -> Iterator[Me
                       "put that right first if you can; `tunerd engines keep` keeps copies of builds")  # fmt: skip
         return
     edited = edited_under(ctx, state)
-    for text in (*replaced_under(ctx, state).values(), *([edited.text] if edited else ())):
-        yield warning(OTHER_WAY_BACK, f"if the new server fails, what serves now is started from what is there now: {text}",
+    for one in (*replaced_under(ctx, state).values(), *([edited] if edited else ())):
+        yield warning(OTHER_WAY_BACK, f"if the new server fails, what serves now is started from what is there now: {one.text}",
                       "deploy something that is sure to start; docs/engines.md says how to upgrade from a kept copy")  # fmt: skip
 
 

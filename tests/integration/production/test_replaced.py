@@ -130,6 +130,20 @@ def test_a_server_whose_build_was_replaced_under_it_lends_its_figures_to_no_othe
         demand_return(ctx, ctx.services.state(ctx.unit))
 
 
+def test_nobody_is_told_to_restart_the_server_whose_model_is_gone() -> None:
+    """It still served, and would not have come back."""
+    with a_box() as (box, _):
+        serve(box, "serves")
+        box.box.model.unlink()
+
+        ctx = box.box.context
+        with pytest.raises(DeployError, match="is not stopped for a measurement") as refused:
+            demand_return(ctx, ctx.services.state(ctx.unit))
+
+        assert f"`{box.box.model}` is gone" in str(refused.value.cause)
+        assert refused.value.hint == f"put `{box.box.model}` back, then try again"
+
+
 def test_what_a_server_does_is_no_evidence_of_variables_that_its_unit_got_since() -> None:
     """A bench kept it as of the new ones: of the command line alone it was seen that it is what runs."""
     with a_box() as (box, _):

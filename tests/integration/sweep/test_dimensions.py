@@ -151,7 +151,7 @@ def test_mtp_is_tried_by_the_file_with_its_block_that_the_profile_or_a_list_name
     assert plan["incumbent"]["spec"] == "mtp"
     assert extras(plan, "mtp") == extras(plan, "off") == [[]]
     write(design(SHAPES["tiny-mtp"], seed=7), Path(head), force=True)
-    with pytest.raises(DeployError, match="replaced while it ran"):
+    with pytest.raises(DeployError, match="replaced or removed while it ran"):
         dry_run(box, "nomtp-mtp-mtp")
     box.call("apply", "nomtp-mtp-mtp", "--yes")
     assert dry_run(box, "nomtp-mtp-mtp")[0]["basis"] != plan["basis"]
