@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.world import World, a_world
+from tests.fault.world import World, a_world, in_memory
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """One in which nothing has to last."""
+    with in_memory(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
     """One in which nothing stands yet."""
-    with a_world(tmp_path / "world") as made:
+    with a_world(folder / "world") as made:
         yield made

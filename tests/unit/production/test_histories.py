@@ -11,4 +11,4 @@ from tests.fault.histories import Histories, lives
 
 
 def test_the_server_is_as_its_owner_wished_whatever_came_before() -> None:
-    run_state_machine_as_test(Histories, settings=lives(30, steps=15))
+    run_state_machine_as_test(Histories, settings=lives(15, steps=15))

@@ -12,4 +12,4 @@ from tests.fault.nights import Nights
 
 
 def test_nights_leave_what_their_owner_relies_on_whatever_comes_between() -> None:
-    run_state_machine_as_test(Nights, settings=lives(3, steps=12))
+    run_state_machine_as_test(Nights, settings=lives(2, steps=12))

@@ -16,7 +16,7 @@ import pytest
 from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
 from tests.fault.scenarios import ARM, SCENARIOS, TUNED, Scenario, deploy, locked_swap
-from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
+from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world
 from tests.support.ports import free_port
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
 from tunerd.production.recover import recover
@@ -35,12 +35,6 @@ PORT = free_port()
 MOST = 400
 _FEW = 6
 EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 0 --alias edited\n"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    with in_memory(tmp_path) as folder:
-        yield folder
 
 
 class Case:
@@ -174,14 +168,21 @@ class Case:
         return True
 
 
-@pytest.fixture(params=SCENARIOS, ids=str)
+def scenarios(first: int, every: int = 2) -> pytest.MarkDecorator:
+    """All in a campaign, else one of so many."""
+    chosen = SCENARIOS if IS_CAMPAIGN else SCENARIOS[first::every]
+    return pytest.mark.parametrize("case", chosen, ids=str, indirect=True)
+
+
+@pytest.fixture
 def case(request: pytest.FixtureRequest, folder: Path) -> Case:
     return Case(folder, request.param)
 
 
+@scenarios(0, every=1)
 def test_after_a_kill_at_each_effect_recovery_leaves_one_whole_unit(case: Case) -> None:
     ends: list[bool] = []
-    for number, world, step in case.kills(every=3):
+    for number, world, step in case.kills(every=4):
         where = f"killed before {number} ({step.text})"
         case.note(where, nobody_is_said_to_have_edited="unit-edited" not in world.drift())
         world.recover()
@@ -208,7 +209,8 @@ def test_after_a_kill_at_each_effect_the_tuned_layer_is_in_force_just_where_what
 ) -> None:
     """The layer was written, or taken away, after the swap: a kill in between was never mended."""
     seen = set[bool]()
-    for number in range(0, MOST, 1 if IS_CAMPAIGN else 2):
+    first = 0 if before is None else 2
+    for number in range(MOST) if IS_CAMPAIGN else range(first, MOST, 4):
         with a_world(folder / f"{number}") as world:
             world.port, ctx = PORT, world.context()
             deploy(ctx, world, "first", profile="night")
@@ -244,6 +246,7 @@ def _of_profile(world: World, alias: str, reason: str) -> SwapRequest:
     return replace(request, generation=made, tuned=None if reason == "rollback" else plain(TUNED))
 
 
+@scenarios(0)
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:
     ends: list[bool] = []
     for number, world, step in case.kills(every=_FEW):
@@ -257,6 +260,7 @@ def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) ->
     _keeps_what_it_kept(case, ends)
 
 
+@scenarios(1)
 def test_after_a_kill_in_the_recovery_from_a_kill_the_next_one_ends_it(case: Case) -> None:
     n_killed, number = 2, 0
     while n_killed > 0:
@@ -283,6 +287,7 @@ def _is_as_said(case: Case, world: World, error: BaseException | None, where: st
         )
 
 
+@scenarios(0)
 def test_an_effect_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
     for where, world, error in case.attempts(full_disk):
         _is_as_said(case, world, error, where)
@@ -294,6 +299,7 @@ def test_an_effect_that_fails_leaves_the_machine_as_the_error_says(case: Case) -
     assert case.is_right()
 
 
+@scenarios(1)
 @pytest.mark.parametrize("kind", Kind)
 def test_effects_that_fail_from_one_on_leave_what_recovery_can_mend(case: Case, kind: Kind) -> None:
     failing = case.attempts(full_disk, until=MOST, of=kind, every=2 if kind is Kind.UNITS else _FEW)
@@ -305,6 +311,7 @@ def test_effects_that_fail_from_one_on_leave_what_recovery_can_mend(case: Case, 
     assert case.is_right()
 
 
+@scenarios(1)
 def test_a_question_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
     for where, world, error in case.attempts(full_disk, of=Kind.UNITS, asks=True):
         is_early = isinstance(error, TunerdError) and not isinstance(error, DeployError)
@@ -316,6 +323,7 @@ def test_a_question_that_fails_leaves_the_machine_as_the_error_says(case: Case) 
     assert case.is_right()
 
 
+@scenarios(0)
 def test_ctrl_c_at_each_effect_leaves_the_machine_as_before_or_comes_too_late(case: Case) -> None:
     for where, world, error in case.attempts(ctrl_c):
         _is_as_said(case, world, error, where)
@@ -324,6 +332,7 @@ def test_ctrl_c_at_each_effect_leaves_the_machine_as_before_or_comes_too_late(ca
     assert case.is_right()
 
 
+@scenarios(1)
 def test_an_edit_by_hand_in_the_middle_is_never_overwritten(case: Case) -> None:
     def edit(_step: Step) -> None:
         case.world.unit_path.write_bytes(EDITED)

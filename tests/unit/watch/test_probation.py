@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Fuse, Step, full_disk
 from tests.fault.fuse import Life as Process
 from tests.fault.scenarios import deploy
@@ -535,11 +536,11 @@ def swap_to_new(world: World, ctx: Context, *, is_wanted: bool) -> None:
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_a_swap_that_is_killed_at_any_moment_leaves_what_serves_watched_as_it_was_to_be(
-    tmp_path: Path, *, is_wanted: bool
+    folder: Path, *, is_wanted: bool
 ) -> None:
     found = set()
-    for number in itertools.count():
-        with a_world(tmp_path / str(number)) as world:
+    for number in itertools.count(0, 1 if IS_CAMPAIGN else 2):
+        with a_world(folder / str(number)) as world:
             deploy(world.context(), world, "old")
             was_killed = killed(world, number, partial(swap_to_new, world, is_wanted=is_wanted))
             record = world.paths.state_dir / "probation/2.json"
@@ -560,11 +561,11 @@ def test_a_swap_that_is_killed_at_any_moment_leaves_what_serves_watched_as_it_wa
 
 
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_serves_watched_as_it_was_to_be(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
     """The swap was killed once the new server served, before it could say so."""
     for number in itertools.count():
-        with a_world(tmp_path / str(number)) as world:
+        with a_world(folder / str(number)) as world:
             deploy(world.context(), world, "old")
             life = Process(world.paths.lock)
 
