@@ -397,7 +397,8 @@ class Guarding(Teller):
         self._checked, self._checked_s = basis, now_s
         with contextlib.suppress(TunerdError):
             edited_under(ctx, ctx.services.state(ctx.unit))  # remembers what it was started with
-        self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"])
+        if not self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"]):
+            self._checked = None
 
     def _read_findings(self) -> None:
         found_at, findings = read_findings(self._ctx, self._found_at)

@@ -167,7 +167,8 @@ class Probation:
         if reading.measuring is not None or reading.awaits_reboot:
             # Production is away on purpose, or cannot start whatever it is, and returns as another life.
             watch.begin_again(None)
-            watch.restarts, watch.looked_s = 0, now_s
+            watch.restarts = min(watch.restarts, reading.engine.n_restarts or 0)
+            watch.looked_s = now_s
             return None
         if watch.decided is None:
             watch.decided = self._slow(watch, reading) or self._judged(watch, reading)

@@ -29,7 +29,7 @@ from tunerd.engine.conditions import FingerprintReader
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import Busy, HostError
+from tunerd.errors import Busy, HostError, ServiceError
 from tunerd.machine.files import lock
 from tunerd.measure.answer import Counters
 from tunerd.measure.evidence import ArmRecord, RunRecord
@@ -513,6 +513,14 @@ def test_a_raise_that_failed_is_not_tried_again_by_the_next_daemon(world: World)
         world.look()
     assert world.kinds == ["guard-failed", "oom"]
     assert "raising it failed" in world.told[1].text
+
+
+def test_what_could_not_be_begun_to_be_found_out_is_begun_again(world: World) -> None:
+    """Nothing was known of a new server for a day, and its probation did not judge its speed."""
+    world.manager.errors["start"] = [ServiceError("it does not start")]
+    for _ in range(12):
+        world.look()
+    assert world.manager.state(CHECK_UNIT).invocation_id is not None
 
 
 def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> None:

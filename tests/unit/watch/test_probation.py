@@ -299,6 +299,22 @@ def test_what_a_boot_a_sleep_or_a_signal_takes_is_held_against_no_server(
     assert daemon.judged()["state"] == state
 
 
+@pytest.mark.parametrize("changed", [{"awaits_reboot": True}, {"measuring": "a sweep"}])
+def test_a_start_that_was_held_against_no_server_is_not_after_what_nobody_judges_either(
+    world: World, changed: dict[str, Any]
+) -> None:
+    """A driver that was updated and put back, or a measurement that was called off before it stopped anything."""
+    is_restarted(world)
+    dies(world)
+    begun(world, 3, left_s=WATCH_S, boot_id=boot_id(), restarts=1)
+    world.manager.start(UNIT)
+    dies(world)
+    daemon = Daemon(world)
+    daemon.look()
+    assert daemon.watch.after(replace(daemon._watcher.look(), **changed)) is None
+    assert daemon.judged()["state"] == "passed"
+
+
 def test_a_server_that_works_silently_is_left_alone_though_the_clock_is_set_ahead_meanwhile(
     world: World,
 ) -> None:
