@@ -43,6 +43,8 @@ PROFILE = (
     """
 extends = "cpu-embedded"
 workload = "small"
+[match]
+gpu = "default"
 [model]
 path = "{model}"
 [engine]

@@ -50,6 +50,8 @@ from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.watcher import server_log
 
 _MOST_TRIES = 3
+# Ends by `kill` that are held against nobody: a server that ends well by itself again and again is no good either.
+_MOST_ENDED = 2
 _ENDED, _TAKEN_BACK = "ended", "taken back"
 _EDITED = "somebody edited the unit"
 _OVERTAKEN = "something else was deployed"
@@ -78,7 +80,10 @@ _BasisOf = Callable[[Generation], Basis | None]
 
 @dataclass(slots=True)
 class _Watch:
-    """The probation of one generation, as it stands; `slept` is the life under which the machine did."""
+    """The probation of one generation, as it stands.
+
+    `slept` is the life under which the machine did, `n_ended` how often somebody ended it by a signal.
+    """
 
     entry: HistoryEntry
     record: ProbationRecord
@@ -94,6 +99,7 @@ class _Watch:
     unseen_s: float = 0.0
     stopped_s: float = 0.0
     tries: int = 0
+    n_ended: int = 0
     is_being_taken: bool = False
 
     @property
@@ -316,9 +322,11 @@ class Probation:
         if ready is None or ready.life is None or restarts != watch.restarts + 1:
             return False
         with contextlib.suppress(errors.TunerdError):
-            return ready.life == watch.life and self._ctx.services.ended_well(
+            if ready.life == watch.life and self._ctx.services.ended_well(
                 self._ctx.unit, ready.life
-            )
+            ):
+                watch.n_ended += 1
+                return watch.n_ended <= _MOST_ENDED
         return False
 
     def _end_in_time(self, watch: _Watch) -> bool:

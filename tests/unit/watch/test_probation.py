@@ -265,6 +265,10 @@ DEATHS: dict[str, tuple[str, str]] = {
     ),
     # Of a unit with `Restart=always` its manager starts it again, and counts that like a death.
     "somebody ended it by a signal, twice": ("looks is-killed looks is-killed looks", "passed"),
+    "it ends well again and again": (
+        "looks is-killed looks is-killed looks is-killed",
+        "taken back",
+    ),
     "it dies after somebody ended it": ("looks is-killed looks dies", "taken back"),
     "it dies at once after somebody ended it": ("looks is-killed dies", "taken back"),
     "it ends well before it was seen to serve": ("is-killed", "taken back"),
