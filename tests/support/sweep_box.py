@@ -43,8 +43,6 @@ PROFILE = (
     """
 extends = "cpu-embedded"
 workload = "small"
-[match]
-gpu = "default"
 [model]
 path = "{model}"
 [engine]
@@ -81,6 +79,11 @@ class SweepBox:
         done = self.box.call(*words)
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done
+
+    def gets_a_card(self) -> None:
+        """One that a test says is there: with a profile for machines without, the server would be kept off it."""
+        path = self.box.context.paths.site_profiles / "night.toml"
+        path.write_text(path.read_text() + '\n[match]\ngpu = "default"\n')
 
     def json(self, *words: str, code: int | None = 0) -> dict[str, Any]:
         found: dict[str, Any] = self.box.json(*words, code=code)

@@ -146,6 +146,7 @@ def test_no_arm_of_a_build_is_tried_by_a_table_of_its_family_that_was_edited_sin
 
 def test_what_a_smaller_card_of_the_same_name_showed_counts_no_more(box: SweepBox) -> None:
     """An RTX 5060 Ti has 8 or 16 GiB: the night after one was put in for the other went on with what the other did."""
+    box.gets_a_card()
 
     def basis(total_mib: int) -> str:
         card = a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=total_mib)

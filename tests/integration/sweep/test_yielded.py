@@ -200,6 +200,7 @@ def test_a_sweep_that_has_yielded_waits_on_where_somebody_else_was_faster(box: S
 
 def test_a_sweep_rests_between_its_tries_while_another_state_has_the_card(box: SweepBox) -> None:
     """With `sweep.quiet_s = 0` it planned and tried again without a pause for the rest of its time."""
+    box.gets_a_card()
     yielded, begun, rests = list[int](), list[str](), list[str]()
     card = rtx_4070_super()
 
